@@ -1,0 +1,78 @@
+"""Devices that can hold and run expert functions."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from moeless.errors import ConfigError
+
+_HELP = "use for example cpu:2 (two CPU workers), cuda:0 or cuda:0,1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One device of the pool.
+
+    Args:
+        index: Position in the pool, from 0.
+        kind: ``cpu`` or ``cuda``.
+        ordinal: Which of its kind: the CUDA device number, or the CPU worker's number.
+    """
+
+    index: int
+    kind: Literal["cpu", "cuda"]
+    ordinal: int
+
+    @property
+    def torch_name(self) -> str:
+        """The name torch knows it by."""
+        return "cpu" if self.kind == "cpu" else f"cuda:{self.ordinal}"
+
+    @property
+    def label(self) -> str:
+        """A short unique name for tables and metric labels."""
+        return f"{self.kind}:{self.ordinal}"
+
+
+def parse_devices(text: str) -> tuple[Device, ...]:
+    """Read a device string.
+
+    Args:
+        text: ``cpu:N`` for N CPU workers (``cpu`` is one), ``cuda:0,1`` for GPUs by number.
+
+    Raises:
+        ConfigError: Anything else, zero devices, or a GPU named twice.
+    """
+    text = text.strip()
+    if match := re.fullmatch(r"cpu(?::(\d{1,4}))?", text):
+        count = int(match[1]) if match[1] is not None else 1
+        if count < 1:
+            raise ConfigError(f"--devices {text!r} asks for no device; {_HELP}")
+        return tuple(Device(index=i, kind="cpu", ordinal=i) for i in range(count))
+    if match := re.fullmatch(r"cuda:(\d{1,4}(?:,\d{1,4})*)", text):
+        ordinals = [int(part) for part in match[1].split(",")]
+        if len(set(ordinals)) != len(ordinals):
+            raise ConfigError(f"--devices {text!r} names a GPU twice; {_HELP}")
+        return tuple(Device(index=i, kind="cuda", ordinal=o) for i, o in enumerate(ordinals))
+    raise ConfigError(f"--devices {text!r} is not a device string; {_HELP}")
+
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def parse_bytes(text: str, *, option: str) -> int:
+    """Read a size such as ``512MB``, ``1.5GiB`` or ``1048576``.
+
+    Args:
+        text: The size.
+        option: The option's name, for the error message.
+
+    Raises:
+        ConfigError: Not a positive size.
+    """
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]{0,3})\s*", text)
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None or (size := int(float(match[1]) * unit)) < 1:
+        raise ConfigError(f"{option} {text!r} is not a size; use for example 512MB or 1.5GiB")
+    return size

@@ -1,0 +1,115 @@
+"""Ports: the only ways in which the packages of MoEless depend on each other's behaviour.
+
+Policies (predictors, planners, splitters, keep-alive rules) are chosen by name through
+``moeless.policies``; the control loop, the simulator and the function platform see these
+protocols only.
+"""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeless.core.events import Event
+from moeless.core.model import FunctionId
+from moeless.core.plan import CountArray, LoadArray, Plan, PlanDiff, PlanRequest, ReplicaArray
+
+
+class Clock(Protocol):
+    """Monotonic time; the real one is ``SystemClock``, tests and the simulator bring theirs."""
+
+    def now_s(self) -> float:
+        """Seconds since an arbitrary start."""
+        ...
+
+
+class Predictor(Protocol):
+    """Expects the load of a layer from what was observed before."""
+
+    def observe(self, *, step: int, layer: int, load_E: LoadArray) -> None:
+        """Learn the load that came true, tokens [E]."""
+        ...
+
+    def predict(self, *, step: int, layer: int) -> LoadArray | None:
+        """Expected tokens [E] of a layer in a step, or None while nothing is known."""
+        ...
+
+
+class Planner(Protocol):
+    """Decides which replicas should exist. Pure: equal requests give equal plans."""
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Choose replicas.
+
+        Every expert with a positive expected load has at least one replica, no expert has two
+        on one device, and no device holds more than its capacity.
+
+        Raises:
+            PlanError: The capacities cannot hold one replica of each expert.
+        """
+        ...
+
+
+class Splitter(Protocol):
+    """Divides true token counts over warm replicas. Pure, deterministic, on the token path."""
+
+    def split(self, count_E: CountArray, replicas_ED: NDArray[np.bool_]) -> CountArray:
+        """Divide tokens.
+
+        Args:
+            count_E: Tokens routed to each expert, int64 [E].
+            replicas_ED: Usable replicas [E, D]; at least one where ``count_E`` is positive.
+
+        Returns:
+            Tokens of each replica, int64 [E, D]; rows sum to ``count_E``, zero off the replicas.
+        """
+        ...
+
+
+class KeepAlive(Protocol):
+    """Says how long an idle instance stays warm."""
+
+    def keep_s(self, function: FunctionId, *, idle_s: float) -> float:
+        """Seconds an instance may go unused before it is retired.
+
+        Args:
+            function: The function.
+            idle_s: How long the instance has been idle already.
+        """
+        ...
+
+
+class Placement(Protocol):
+    """What the control loop may ask of, and tell, the function platform."""
+
+    @property
+    def num_devices(self) -> int:
+        """D."""
+        ...
+
+    def alive_ED(self, layer: int) -> ReplicaArray:
+        """Warm replicas of a layer, uint8 [E, D]."""
+        ...
+
+    def planned_ED(self, layer: int) -> ReplicaArray:
+        """The layer's plan in force, uint8 [E, D]."""
+        ...
+
+    def capacity_D(self, layer: int) -> CountArray:
+        """Replicas of the layer that each device may hold, int64 [D]."""
+        ...
+
+    def apply(self, plan: Plan) -> PlanDiff:
+        """Put a plan in force: start what is missing, release what is no longer wanted.
+
+        Returns at once; loads happen in the background.
+        """
+        ...
+
+
+class EventSink(Protocol):
+    """Receives telemetry events; must be cheap and must not raise."""
+
+    def emit(self, event: Event) -> None:
+        """Take one event."""
+        ...
