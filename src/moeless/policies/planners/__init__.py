@@ -1,0 +1,12 @@
+"""Planners: which replicas of a layer's experts should exist, and on which devices."""
+
+from moeless.core.ports import Planner
+from moeless.policies.registry import Registry
+
+PLANNERS: Registry[Planner] = Registry(
+    "planner",
+    {
+        "paper": "moeless.policies.planners.paper:PaperPlanner",
+        "static": "moeless.policies.planners.static:StaticPlanner",
+    },
+)
