@@ -1,0 +1,141 @@
+"""Running totals of one model, cheap enough for the token path."""
+
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeless.core.plan import CountArray
+
+
+class LayerStatsDict(TypedDict):
+    """The JSON form of ``LayerStats``.
+
+    Lists are indexed [layer]; ``tokens`` [layer][expert], ``device_tokens`` [layer][device]. A straggler ratio is null for a layer that has not had tokens yet.
+    """
+
+    layer_steps: list[int]
+    tokens: list[list[int]]
+    device_tokens: list[list[int]]
+    straggler_mean: list[float | None]
+    straggler_last: list[float | None]
+    warm_starts: list[int]
+    cold_starts: list[int]
+    blocking_loads: list[int]
+
+
+class LayerStats:
+    """Counts per layer, expert and device since the model was loaded.
+
+    One thread records; others may read at any time and may see a layer-step in part.
+
+    Args:
+        num_layers: L.
+        num_experts: E.
+        num_devices: D.
+    """
+
+    def __init__(self, *, num_layers: int, num_experts: int, num_devices: int) -> None:
+        self._tokens_LE = np.zeros((num_layers, num_experts), dtype=np.int64)
+        self._device_tokens_LD = np.zeros((num_layers, num_devices), dtype=np.int64)
+        self._steps_L = np.zeros(num_layers, dtype=np.int64)
+        self._ratio_sum_L = np.zeros(num_layers, dtype=np.float64)
+        self._ratio_last_L = np.full(num_layers, np.nan)
+        self._warm_L = np.zeros(num_layers, dtype=np.int64)
+        self._cold_L = np.zeros(num_layers, dtype=np.int64)
+        self._blocking_L = np.zeros(num_layers, dtype=np.int64)
+
+    def record_split(
+        self, layer: int, *, count_E: CountArray, device_tokens_D: CountArray
+    ) -> None:
+        """Count the tokens of one layer in one step; a step without tokens is left out.
+
+        Args:
+            layer: MoE layer.
+            count_E: Tokens routed to each expert [E].
+            device_tokens_D: Tokens each device computes [D].
+        """
+        tokens: list[int] = device_tokens_D.tolist()
+        total = sum(tokens)
+        if not total:
+            return
+        ratio = max(tokens) / -(-total // len(tokens))
+        self._tokens_LE[layer] += count_E
+        self._device_tokens_LD[layer] += device_tokens_D
+        self._ratio_sum_L[layer] += ratio
+        self._ratio_last_L[layer] = ratio
+        self._steps_L[layer] += 1
+
+    def record_warm_starts(self, layer: int, count: int) -> None:
+        """Count experts whose tokens found a warm replica."""
+        self._warm_L[layer] += count
+
+    def record_load(self, layer: int, *, blocking: bool) -> None:
+        """Count a replica loaded onto a device (a cold start).
+
+        Args:
+            layer: MoE layer.
+            blocking: A token waited for it.
+        """
+        self._cold_L[layer] += 1
+        self._blocking_L[layer] += blocking
+
+    @property
+    def tokens_LE(self) -> CountArray:
+        """Tokens routed to each expert, a copy [L, E]."""
+        return self._tokens_LE.copy()
+
+    @property
+    def device_tokens_LD(self) -> CountArray:
+        """Tokens computed by each device, a copy [L, D]."""
+        return self._device_tokens_LD.copy()
+
+    @property
+    def layer_steps_L(self) -> CountArray:
+        """Steps in which the layer had tokens, a copy [L]."""
+        return self._steps_L.copy()
+
+    @property
+    def straggler_mean_L(self) -> NDArray[np.float64]:
+        """Mean over steps of max device tokens / ceil(mean device tokens) [L]; NaN before any."""
+        mean: NDArray[np.float64] = np.full(len(self._steps_L), np.nan)
+        np.divide(self._ratio_sum_L, self._steps_L, out=mean, where=self._steps_L > 0)
+        return mean
+
+    @property
+    def straggler_last_L(self) -> NDArray[np.float64]:
+        """The ratio of the newest step, a copy [L]; NaN before any."""
+        return self._ratio_last_L.copy()
+
+    @property
+    def warm_starts(self) -> int:
+        """Experts whose tokens found a warm replica, all layers and steps."""
+        return int(self._warm_L.sum())
+
+    @property
+    def cold_starts(self) -> int:
+        """Replicas loaded onto a device, ahead of their tokens or not."""
+        return int(self._cold_L.sum())
+
+    @property
+    def blocking_loads(self) -> int:
+        """Loads that a token waited for."""
+        return int(self._blocking_L.sum())
+
+    def to_dict(self) -> LayerStatsDict:
+        """Everything, ready for JSON."""
+        return {
+            "layer_steps": self._steps_L.tolist(),
+            "tokens": self._tokens_LE.tolist(),
+            "device_tokens": self._device_tokens_LD.tolist(),
+            "straggler_mean": without_nan(self.straggler_mean_L),
+            "straggler_last": without_nan(self._ratio_last_L),
+            "warm_starts": self._warm_L.tolist(),
+            "cold_starts": self._cold_L.tolist(),
+            "blocking_loads": self._blocking_L.tolist(),
+        }
+
+
+def without_nan(values: NDArray[np.float64]) -> list[float | None]:
+    """A list in which None, JSON's null, stands for NaN, which JSON does not know."""
+    return [None if value != value else value for value in values.tolist()]  # noqa: PLR0124 - NaN

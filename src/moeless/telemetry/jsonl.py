@@ -1,0 +1,67 @@
+"""Writes events to a file, one JSON object a line."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+
+from moeless.core.events import Event
+from moeless.errors import ConfigError
+
+
+class JsonlSink:
+    """Appends events to a file that only its owner may read.
+
+    A line holds the event's fields and its type under ``event``. Any thread may emit. A write
+    that fails (a full disk) loses that event and is counted; serving goes on.
+
+    Args:
+        path: The file; created with mode 0600, and set to it if it exists.
+
+    Raises:
+        ConfigError: The file cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.fchmod(descriptor, 0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write events to {path}: {error.strerror}; name a file in a directory "
+                f"that you may write to"
+            ) from error
+        self._file = os.fdopen(descriptor, "w", encoding="utf-8", buffering=1)
+        self._lock = Lock()
+        self._lost = 0
+
+    @property
+    def lost(self) -> int:
+        """Events that could not be written."""
+        return self._lost
+
+    def emit(self, event: Event) -> None:
+        """Write one event."""
+        line = json.dumps({"event": type(event).__name__, **asdict(event)}, default=_plain) + "\n"
+        with self._lock:
+            try:
+                self._file.write(line)
+            except (OSError, ValueError):
+                # ValueError: the file is closed already.
+                self._lost += 1
+
+    def close(self) -> None:
+        """Write what is buffered and close the file; later events are lost."""
+        with self._lock:
+            try:
+                self._file.close()
+            except OSError:
+                self._lost += 1
+
+
+def _plain(value: object) -> object:
+    """Numpy scalars as numbers, anything else that JSON does not know as text."""
+    return value.item() if isinstance(value, np.generic) else str(value)

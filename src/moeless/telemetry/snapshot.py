@@ -1,0 +1,150 @@
+"""What a running model looks like at one moment: the input of metrics, dashboards and dumps."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeless.core.plan import CountArray, ReplicaArray
+from moeless.telemetry.counters import without_nan
+from moeless.telemetry.percentiles import SampleWindow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """How long something takes.
+
+    Args:
+        count: Times it happened.
+        total_s: Seconds it took in all.
+        p50_s: Median of the newest samples.
+        p99_s: 99th percentile of the newest samples.
+    """
+
+    count: int = 0
+    total_s: float = 0.0
+    p50_s: float = 0.0
+    p99_s: float = 0.0
+
+    @classmethod
+    def of(cls, window: SampleWindow) -> "Timing":
+        """Summarise a window of samples in seconds."""
+        found = window.percentiles()
+        return cls(
+            count=window.count, total_s=window.total, p50_s=found["p50"], p99_s=found["p99"]
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GbSeconds:
+    """Memory times time under four accountings, in GB s (GB = 10^9 bytes).
+
+    Args:
+        billed: Bytes x time while a function executes: what a serverless user pays.
+        resident: Bytes x time while on a device, idle included: what the operator holds.
+        reserved: Whole device budgets x time: what a serverful deployment holds.
+        paper: The MoEless paper's own comparison: layer time x the bytes charged for the layer.
+    """
+
+    billed: float = 0.0
+    resident: float = 0.0
+    reserved: float = 0.0
+    paper: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RuntimeSnapshot:
+    """One model at one moment. Counts are since it was loaded.
+
+    Args:
+        model: Model id.
+        devices: Device labels, D of them.
+        steps: Iterations of the engine.
+        tokens_LE: Tokens routed to each expert, int64 [L, E].
+        replicas_LED: Warm replicas now, uint8 [L, E, D].
+        planned_LED: Plans in force, uint8 [L, E, D].
+        device_tokens_LD: Tokens computed by each device, int64 [L, D].
+        straggler_mean_L: Mean over steps of max device tokens / ceil(mean device tokens),
+            float64 [L]; NaN for a layer without tokens so far.
+        straggler_last_L: The same ratio in the newest step, float64 [L]; NaN as above.
+        warm_starts: Experts whose tokens found a warm replica.
+        cold_starts: Replicas loaded onto a device, ahead of their tokens or not.
+        blocking_loads: Loads that a token waited for.
+        evictions: Instances that left a device.
+        plans: Plans put in force.
+        plans_early_share: Share of plans in force before their layer ran, 0 to 1.
+        replicas_warm_share: Share of planned replicas warm when their layer ran, 0 to 1.
+        plan_wait_s: Seconds for which tokens waited for plans; 0 unless something is wrong.
+        plan_s: Time of one planning decision.
+        split_s: Time of one split, on the token path.
+        layer_forward_s: Time of one MoE layer.
+        prediction_accuracy_L: Mean load accuracy of the predictions for each layer, float64 [L],
+            0 to 1; NaN for a layer without predictions.
+        instances_D: State to instances in it on each device [D].
+        resident_bytes_D: Bytes of experts on each device [D].
+        budget_bytes_D: Bytes that experts may take on each device [D].
+        gb_s: Memory times time.
+        worker_restarts_D: Times each device's worker was started again [D].
+    """
+
+    model: str
+    devices: tuple[str, ...]
+    steps: int
+    tokens_LE: CountArray
+    replicas_LED: ReplicaArray
+    planned_LED: ReplicaArray
+    device_tokens_LD: CountArray
+    straggler_mean_L: NDArray[np.float64]
+    straggler_last_L: NDArray[np.float64]
+    warm_starts: int
+    cold_starts: int
+    blocking_loads: int
+    evictions: int
+    plans: int
+    plans_early_share: float
+    replicas_warm_share: float
+    plan_wait_s: float
+    plan_s: Timing
+    split_s: Timing
+    layer_forward_s: Timing = field(default_factory=Timing)
+    prediction_accuracy_L: NDArray[np.float64]
+    instances_D: Mapping[str, tuple[int, ...]]
+    resident_bytes_D: tuple[int, ...]
+    budget_bytes_D: tuple[int, ...]
+    gb_s: GbSeconds
+    worker_restarts_D: tuple[int, ...]
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return int(self.tokens_LE.shape[0])
+
+    @property
+    def num_experts(self) -> int:
+        """E."""
+        return int(self.tokens_LE.shape[1])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON.
+
+        Keys are the fields' names without shape suffix, plus ``layers`` and ``experts``; arrays
+        are nested lists in the order of their suffix, NaN is null, timings and GB s are objects.
+        """
+        result: dict[str, Any] = {"layers": self.num_layers, "experts": self.num_experts}
+        for item in fields(self):
+            name, _, suffix = item.name.rpartition("_")
+            key = name if suffix.isupper() else item.name
+            result[key] = _to_json(getattr(self, item.name))
+        return result
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return without_nan(value) if value.dtype.kind == "f" else value.tolist()
+    if isinstance(value, Timing | GbSeconds):
+        return dict(vars(value))
+    if isinstance(value, Mapping):
+        return {key: list(counts) for key, counts in value.items()}
+    return list(value) if isinstance(value, tuple) else value

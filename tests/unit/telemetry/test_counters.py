@@ -1,0 +1,63 @@
+import json
+
+import numpy as np
+import pytest
+
+from moeless.telemetry.counters import LayerStats
+
+
+def record(stats, layer, count, device_tokens):
+    stats.record_split(layer, count_E=np.array(count), device_tokens_D=np.array(device_tokens))
+
+
+def test_tokens_add_up_per_expert_and_device():
+    stats = LayerStats(num_layers=2, num_experts=3, num_devices=2)
+    record(stats, 1, [1, 2, 3], [4, 2])
+    record(stats, 1, [1, 0, 0], [0, 1])
+    assert stats.tokens_LE.tolist() == [[0, 0, 0], [2, 2, 3]]
+    assert stats.device_tokens_LD.tolist() == [[0, 0], [4, 3]]
+
+
+def test_the_straggler_ratio_is_max_over_the_rounded_up_mean():
+    stats = LayerStats(num_layers=1, num_experts=2, num_devices=2)
+    record(stats, 0, [4, 1], [4, 1])  # mean 2.5, rounded up 3
+    record(stats, 0, [1, 1], [1, 1])
+    assert stats.straggler_last_L.tolist() == [1.0]
+    assert stats.straggler_mean_L.tolist() == pytest.approx([(4 / 3 + 1) / 2])
+
+
+def test_a_step_without_tokens_is_left_out():
+    stats = LayerStats(num_layers=1, num_experts=2, num_devices=2)
+    record(stats, 0, [0, 0], [0, 0])
+    assert stats.layer_steps_L.tolist() == [0]
+    assert np.isnan(stats.straggler_mean_L).all()
+
+
+def test_starts_and_loads_are_counted():
+    stats = LayerStats(num_layers=2, num_experts=2, num_devices=1)
+    stats.record_warm_starts(0, 3)
+    stats.record_load(0, blocking=True)
+    stats.record_load(1, blocking=False)
+    assert (stats.warm_starts, stats.cold_starts, stats.blocking_loads) == (3, 2, 1)
+
+
+def test_what_is_read_is_a_copy():
+    stats = LayerStats(num_layers=1, num_experts=1, num_devices=1)
+    stats.tokens_LE[0, 0] = 5
+    stats.straggler_last_L[0] = 5
+    assert stats.tokens_LE.tolist() == [[0]]
+    assert np.isnan(stats.straggler_last_L[0])
+
+
+def test_the_dictionary_is_strict_json():
+    stats = LayerStats(num_layers=1, num_experts=2, num_devices=1)
+    assert json.loads(json.dumps(stats.to_dict(), allow_nan=False)) == {
+        "layer_steps": [0],
+        "tokens": [[0, 0]],
+        "device_tokens": [[0]],
+        "straggler_mean": [None],
+        "straggler_last": [None],
+        "warm_starts": [0],
+        "cold_starts": [0],
+        "blocking_loads": [0],
+    }

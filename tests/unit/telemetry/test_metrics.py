@@ -1,0 +1,126 @@
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from moeless.errors import MissingExtraError
+from moeless.telemetry.metric_table import METRICS, render_metric_table
+from moeless.telemetry.metrics import RuntimeCollector, layer_groups, register_runtime
+from moeless.telemetry.percentiles import SampleWindow
+from moeless.telemetry.snapshot import GbSeconds, RuntimeSnapshot, Timing
+
+prometheus_client = pytest.importorskip("prometheus_client")
+
+
+def snapshot():
+    layers, experts, devices = 8, 2, 2
+    accuracy = np.full(layers, np.nan)
+    accuracy[2:4] = [0.5, 1.0]
+    return RuntimeSnapshot(
+        model="demo",
+        devices=("cpu:0", "cpu:1"),
+        steps=3,
+        tokens_LE=np.full((layers, experts), 5),
+        replicas_LED=np.ones((layers, experts, devices), dtype=np.uint8),
+        planned_LED=np.ones((layers, experts, devices), dtype=np.uint8),
+        device_tokens_LD=np.full((layers, devices), 5),
+        straggler_mean_L=np.ones(layers),
+        straggler_last_L=np.arange(1.0, layers + 1),
+        warm_starts=10,
+        cold_starts=4,
+        blocking_loads=1,
+        evictions=2,
+        plans=24,
+        plans_early_share=0.9,
+        replicas_warm_share=1.0,
+        plan_wait_s=0.0,
+        plan_s=Timing(count=24, total_s=0.3, p50_s=0.01, p99_s=0.02),
+        split_s=Timing(),
+        prediction_accuracy_L=accuracy,
+        instances_D={"warm": (3, 1), "loading": (0, 1)},
+        resident_bytes_D=(300, 100),
+        budget_bytes_D=(1000, 1000),
+        gb_s=GbSeconds(billed=0.5, resident=1.0, reserved=2.0),
+        worker_restarts_D=(0, 1),
+    )
+
+
+@pytest.fixture
+def registry():
+    registry = prometheus_client.CollectorRegistry()
+    register_runtime(registry, snapshot)
+    return registry
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "value"),
+    [
+        ("function_cold_starts_total", {}, 4),
+        ("function_warm_starts_total", {}, 10),
+        ("function_blocking_loads_total", {}, 1),
+        ("function_instances", {"device": "cpu:0", "state": "warm"}, 3),
+        ("expert_tokens_total", {"layer_group": "0-1"}, 20),
+        ("layer_straggler_ratio", {"layer_group": "6-7"}, 7.5),
+        ("plan_seconds", {"quantile": "0.99"}, 0.02),
+        ("plan_seconds_count", {}, 24),
+        ("plan_seconds_sum", {}, 0.3),
+        ("split_seconds_count", {}, 0),
+        ("prediction_accuracy", {"layer_group": "2-3"}, 0.75),
+        ("prediction_accuracy", {"layer_group": "0-1"}, None),
+        ("billed_gb_seconds_total", {}, 0.5),
+        ("resident_gb_seconds_total", {}, 1.0),
+        ("reserved_gb_seconds_total", {}, 2.0),
+        ("device_memory_bytes", {"device": "cpu:1", "state": "resident"}, 100),
+        ("worker_restarts_total", {"device": "cpu:1"}, 1),
+    ],
+)
+def test_a_scrape_has_the_snapshot_s_values(registry, name, labels, value):
+    assert registry.get_sample_value(f"moeless_{name}", {"model": "demo", **labels}) == value
+
+
+def test_every_metric_of_the_table_is_exposed_as_described(registry):
+    text = prometheus_client.generate_latest(registry).decode()
+    for metric in METRICS:
+        assert f"# TYPE {metric.exposed_name} {metric.kind}\n" in text
+        assert f"| `{metric.exposed_name}` | {metric.kind} |" in render_metric_table()
+
+
+def test_registering_takes_no_snapshot():
+    def explode():
+        raise AssertionError("asked too early")
+
+    register_runtime(prometheus_client.CollectorRegistry(), explode)
+
+
+def test_without_a_model_there_are_no_metrics():
+    assert list(RuntimeCollector(lambda: None).collect()) == []
+
+
+def test_a_missing_client_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client.metrics_core", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'moeless\[serve\]'"):
+        RuntimeCollector(snapshot)
+
+
+@pytest.mark.parametrize("layers", [1, 3, 30, 61])
+def test_layer_groups_cover_every_layer_once(layers):
+    groups = layer_groups(layers)
+    assert [i for _, part in groups for i in range(layers)[part]] == list(range(layers))
+    assert len(groups) == min(4, layers)
+
+
+def test_a_snapshot_is_strict_json_with_plain_keys():
+    data = json.loads(json.dumps(snapshot().to_dict(), allow_nan=False))
+    assert (data["layers"], data["experts"], data["devices"]) == (8, 2, ["cpu:0", "cpu:1"])
+    assert data["tokens"][0] == [5, 5]
+    assert data["prediction_accuracy"][:3] == [None, None, 0.5]
+    assert data["plan_s"] == {"count": 24, "total_s": 0.3, "p50_s": 0.01, "p99_s": 0.02}
+    assert data["instances"] == {"warm": [3, 1], "loading": [0, 1]}
+    assert data["gb_s"]["reserved"] == 2.0
+
+
+def test_a_timing_summarises_a_window():
+    window = SampleWindow()
+    window.extend([1.0, 3.0])
+    assert Timing.of(window) == Timing(count=2, total_s=4.0, p50_s=2.0, p99_s=2.98)

@@ -1,0 +1,93 @@
+import json
+import stat
+
+import numpy as np
+import pytest
+
+from moeless.core.events import InstanceLoaded, WorkerLost
+from moeless.errors import ConfigError
+from moeless.telemetry.fanout import FanoutSink
+from moeless.telemetry.jsonl import JsonlSink
+from moeless.telemetry.memory import MemorySink
+
+LOST = WorkerLost(time_s=1.5, model="m", device=0, reason="killed")
+LOADED = InstanceLoaded(
+    time_s=2.0, model="m", layer=1, expert=2, device=0, num_bytes=10, load_s=0.1, blocking=True
+)
+
+
+def test_memory_keeps_events_in_order_and_by_type():
+    sink = MemorySink()
+    sink.emit(LOST)
+    sink.emit(LOADED)
+    assert sink.events == (LOST, LOADED)
+    assert sink.of(InstanceLoaded) == (LOADED,)
+
+
+def test_memory_with_a_limit_forgets_the_oldest():
+    sink = MemorySink(limit=1)
+    sink.emit(LOST)
+    sink.emit(LOADED)
+    assert sink.events == (LOADED,)
+
+
+def test_jsonl_writes_one_typed_object_a_line(tmp_path):
+    path = tmp_path / "events.jsonl"
+    sink = JsonlSink(path)
+    sink.emit(LOST)
+    sink.emit(LOADED)
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    assert first == {
+        "event": "WorkerLost",
+        "time_s": 1.5,
+        "model": "m",
+        "device": 0,
+        "reason": "killed",
+    }
+    assert second["event"] == "InstanceLoaded"
+    sink.close()
+
+
+def test_jsonl_appends_and_makes_an_existing_file_private(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"event": "Old"}\n')
+    path.chmod(0o644)
+    sink = JsonlSink(path)
+    sink.emit(LOST)
+    sink.close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert len(path.read_text().splitlines()) == 2
+
+
+def test_jsonl_counts_events_after_its_end_instead_of_raising(tmp_path):
+    sink = JsonlSink(tmp_path / "events.jsonl")
+    sink.close()
+    sink.close()
+    sink.emit(LOST)
+    assert sink.lost == 1
+
+
+def test_jsonl_writes_numpy_numbers_as_numbers(tmp_path):
+    path = tmp_path / "events.jsonl"
+    sink = JsonlSink(path)
+    sink.emit(WorkerLost(time_s=np.float64(1.0), model="m", device=np.int64(3), reason="gone"))
+    sink.close()
+    assert json.loads(path.read_text())["device"] == 3
+
+
+def test_jsonl_names_the_file_that_it_cannot_open(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot write events to .*missing"):
+        JsonlSink(tmp_path / "missing" / "events.jsonl")
+
+
+class BrokenSink:
+    def emit(self, event):
+        raise RuntimeError("broken")
+
+
+def test_fanout_reaches_all_sinks_past_a_broken_one():
+    first, last = MemorySink(), MemorySink()
+    sink = FanoutSink(first, BrokenSink(), last)
+    sink.emit(LOST)
+    assert first.events == last.events == (LOST,)
+    assert sink.failures == 1
