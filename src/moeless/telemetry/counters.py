@@ -11,7 +11,8 @@ from moeless.core.plan import CountArray
 class LayerStatsDict(TypedDict):
     """The JSON form of ``LayerStats``.
 
-    Lists are indexed [layer]; ``tokens`` [layer][expert], ``device_tokens`` [layer][device]. A straggler ratio is null for a layer that has not had tokens yet.
+    Lists are indexed [layer]; ``tokens`` [layer][expert], ``device_tokens`` [layer][device]. A
+    straggler ratio is null for a layer that has not had tokens yet.
     """
 
     layer_steps: list[int]
