@@ -1,0 +1,1 @@
+"""Serving engines: they hook gates and experts, translate to core types, and decide nothing."""

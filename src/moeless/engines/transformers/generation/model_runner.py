@@ -1,0 +1,93 @@
+"""Forwards through the model: prompt chunks, and one token for every row.
+
+This module must not know requests, sampling or text.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from moeless.engines.transformers.generation.batch_cache import BatchCache
+from moeless.engines.transformers.generation.observer import Phase, StepMarker
+
+
+def _no_marker(phase: Phase, tokens: int) -> nullcontext[None]:  # noqa: ARG001 - a StepMarker
+    return nullcontext()
+
+
+class ModelRunner:
+    """Runs one model over caches whose rows may differ in length.
+
+    Args:
+        model: A loaded transformers causal language model.
+        on_step: Makes a context around each forward.
+    """
+
+    def __init__(self, model: Any, on_step: StepMarker | None = None) -> None:
+        self._model = model
+        self._on_step = on_step or _no_marker
+        self._device = model.get_input_embeddings().weight.device
+
+    def prefill(self, cache: BatchCache, token_ids: Sequence[int]) -> torch.Tensor:
+        """Run further prompt tokens of a one-row cache.
+
+        Returns:
+            Logits after the last of them, float [1, vocabulary].
+        """
+        tokens = torch.tensor([token_ids], device=self._device)
+        logits = self._forward("prefill", cache, tokens)
+        cache.commit(len(token_ids))
+        return logits
+
+    def decode(self, cache: BatchCache, token_ids: Sequence[int]) -> torch.Tensor:
+        """Run one token of every row; a column must be reserved.
+
+        Nothing is committed when it raises.
+
+        Returns:
+            Logits, float [row, vocabulary].
+        """
+        tokens = torch.tensor(token_ids, device=self._device)[:, None]
+        logits = self._forward("decode", cache, tokens)
+        cache.commit(1)
+        return logits
+
+    def decode_alone(
+        self, cache: BatchCache, token_ids: Sequence[int]
+    ) -> tuple[torch.Tensor, dict[int, Exception]]:
+        """Run one token of every row, each in a forward of its own; a column must be reserved.
+
+        Returns:
+            Logits, float [row, vocabulary], NaN for rows that failed; and why they failed.
+        """
+        results: list[torch.Tensor | None] = []
+        failures: dict[int, Exception] = {}
+        for row, token_id in enumerate(token_ids):
+            tokens = torch.tensor([[token_id]], device=self._device)
+            try:
+                with cache.only_row(row):
+                    results.append(self._forward("decode", cache, tokens)[0])
+            except Exception as error:  # noqa: BLE001 - whatever it was, only this row fails
+                results.append(None)
+                failures[row] = error
+        cache.commit(1)
+        found = next((logits for logits in results if logits is not None), torch.zeros(1))
+        failed = torch.full_like(found, float("nan"))
+        return torch.stack([failed if row is None else row for row in results]), failures
+
+    def _forward(self, phase: Phase, cache: BatchCache, tokens: torch.Tensor) -> torch.Tensor:
+        new_tokens = tokens.shape[1]
+        mask = cache.attention_mask(new_tokens)
+        with self._on_step(phase, tokens.numel()):
+            output = self._model(
+                input_ids=tokens,
+                attention_mask=None if mask is None else mask.to(self._device),
+                position_ids=cache.position_ids(new_tokens).to(self._device),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        logits: torch.Tensor = output.logits[:, -1]
+        return logits

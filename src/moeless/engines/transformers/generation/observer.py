@@ -1,0 +1,44 @@
+"""What an observer of the engine may hear about. This module must not know any metric system."""
+
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol
+
+from moeless.core.generation import FinishReason
+
+Phase = Literal["prefill", "decode"]
+
+
+class StepMarker(Protocol):
+    """Makes the context in which each forward runs, so that others can tell steps apart."""
+
+    def __call__(self, phase: Phase, tokens: int) -> AbstractContextManager[object]:
+        """A context for one forward of ``tokens`` tokens."""
+        ...
+
+
+class GenerationObserver:
+    """Hears of everything and does nothing; override what you need.
+
+    All methods are called on the engine thread (``request_submitted``: on the caller's) and
+    must return quickly. An exception in one is logged and otherwise ignored.
+    """
+
+    def request_submitted(self, prompt_tokens: int) -> None:
+        """A request was accepted."""
+
+    def first_token(self, ttft_s: float, prompt_tokens: int) -> None:
+        """A request has its first token, ``ttft_s`` after it was submitted."""
+
+    def next_token(self, inter_token_s: float) -> None:
+        """A request has a further token, ``inter_token_s`` after the one before."""
+
+    def step_finished(self, phase: Phase, tokens: int, duration_s: float) -> None:
+        """A forward of ``tokens`` tokens took ``duration_s``."""
+
+    def queue_changed(self, running: int, waiting: int) -> None:
+        """So many requests run and wait; told once in each step."""
+
+    def request_finished(
+        self, reason: FinishReason, prompt_tokens: int, completion_tokens: int, duration_s: float
+    ) -> None:
+        """A request ended."""

@@ -1,0 +1,250 @@
+"""One step after another: prefill, decode, choose tokens, let rows join and leave.
+
+Runs on the engine thread only. This module must not know threads or how requests arrive.
+"""
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from moeless.core.generation import FinishReason, TokenEvent, TokenLogprob
+from moeless.engines.transformers.generation.batch_cache import BatchCache
+from moeless.engines.transformers.generation.health import HealthMonitor
+from moeless.engines.transformers.generation.model_runner import ModelRunner
+from moeless.engines.transformers.generation.observer import GenerationObserver
+from moeless.engines.transformers.generation.sampler import Choice, find_best
+from moeless.engines.transformers.generation.scheduler import PrefillStep, Scheduler
+from moeless.engines.transformers.generation.sequence import Sequence
+from moeless.engines.transformers.generation.streams import deliver
+from moeless.engines.transformers.generation.text_codec import TextCodec
+from moeless.errors import MoelessError
+
+logger = logging.getLogger(__name__)
+
+_SMOOTHING = 0.2
+
+
+def describe_failure(error: Exception) -> str:
+    """One line for the client: our own messages as they are, of others only the kind.
+
+    A foreign message may quote tensors, paths or the prompt; the log has the whole story.
+    """
+    if isinstance(error, MoelessError) and str(error):
+        return str(error).splitlines()[0]
+    return f"the model failed on this request ({type(error).__name__})"
+
+
+class StepLoop:
+    """Advances all admitted sequences.
+
+    Args:
+        runner: Runs the model.
+        scheduler: Says what comes next.
+        batch: An empty cache for the running rows.
+        codec: Names tokens beside their log-probabilities.
+        health: Told of every forward that failed or worked.
+        observer: Told of steps and tokens.
+        clock: Seconds, monotonic.
+        on_ended: Called with each sequence whose last event was delivered here.
+    """
+
+    def __init__(
+        self,
+        *,
+        runner: ModelRunner,
+        scheduler: Scheduler[Sequence],
+        batch: BatchCache,
+        codec: TextCodec,
+        health: HealthMonitor,
+        observer: GenerationObserver,
+        clock: Callable[[], float],
+        on_ended: Callable[[Sequence, FinishReason], None],
+    ) -> None:
+        self.scheduler = scheduler
+        self._runner = runner
+        self._batch = batch
+        self._codec = codec
+        self._health = health
+        self._observer = observer
+        self._clock = clock
+        self._on_ended = on_ended
+        self._prompt_cache: BatchCache | None = None
+        self._decode_s = 0.0
+
+    def seconds_to_next_end(self) -> float:
+        """When a running sequence will end at the latest, by the pace of recent steps."""
+        remaining = [sequence.remaining_tokens for sequence in list(self.scheduler.running)]
+        return min(remaining, default=0) * self._decode_s
+
+    def drop(self, sequence: Sequence, *, scrub: bool = False) -> None:
+        """Free what a sequence holds; its stream has ended."""
+        if sequence is self.scheduler.prefilling:
+            self._prompt_cache = None
+        row = self.scheduler.remove(sequence)
+        if row is not None:
+            self._batch.remove_row(row, scrub=scrub)
+
+    def step(self) -> bool:
+        """Do one forward and what follows from it; False when there is nothing to do."""
+        step = self.scheduler.next_step()
+        if step is None:
+            return False
+        if isinstance(step, PrefillStep):
+            self._prefill(step)
+        else:
+            self._decode()
+        return True
+
+    def probe(self) -> None:
+        """Try a broken model again with a token of our own."""
+        try:
+            self._runner.prefill(BatchCache.for_prefill(1), [0])
+        except Exception as error:
+            logger.exception("the model is still broken")
+            self._health.record_failure(describe_failure(error), self._clock())
+        else:
+            self._health.record_success()
+
+    def fail(self, sequence: Sequence, error: str, *, scrub: bool = False) -> None:
+        """End a sequence with an error, wherever it is."""
+        self.drop(sequence, scrub=scrub)
+        self._deliver([(sequence, sequence.ending("error", error))])
+
+    def _prefill(self, step: PrefillStep[Sequence]) -> None:
+        sequence = step.sequence
+        started_s = self._clock()
+        if step.start == 0:
+            self._prompt_cache = BatchCache.for_prefill(sequence.prompt_tokens)
+        cache = self._prompt_cache
+        assert cache is not None
+        try:
+            prompt_ids = sequence.request.prompt_ids[step.start : step.stop]
+            logits = self._runner.prefill(cache, prompt_ids)
+            best = find_best(logits) if step.is_last else []
+        except Exception as error:
+            logger.exception("prefill failed")
+            self._model_failed(sequence, error)
+            return
+        self._step_finished(step, started_s)
+        if step.is_last:
+            event = self._advance(sequence, logits, 0, best[0], None)
+            self._join(sequence, cache, event)
+
+    def _join(self, sequence: Sequence, cache: BatchCache, event: TokenEvent) -> None:
+        """Make a prefilled sequence the last row, unless its first token was its last."""
+        self._prompt_cache = None
+        if event.finish_reason is None:
+            try:
+                self._batch.append_row(cache)
+            except Exception as error:
+                logger.exception("no room for another row")
+                event = sequence.ending("error", describe_failure(error))
+        if event.finish_reason is None:
+            self.scheduler.start_running(sequence)
+        else:
+            self.scheduler.remove(sequence)
+        self._deliver([(sequence, event)])
+
+    def _decode(self) -> None:
+        rows = list(self.scheduler.running)
+        try:
+            self._batch.reserve(1)
+        except Exception as error:
+            logger.exception("the cache cannot grow; its longest row makes room")
+            longest = max(range(len(rows)), key=self._batch.lengths.__getitem__)
+            self.fail(rows[longest], describe_failure(error))
+            return
+        token_ids = [sequence.last_token_id for sequence in rows]
+        started_s = self._clock()
+        failures: dict[int, Exception] = {}
+        try:
+            logits = self._runner.decode(self._batch, token_ids)
+            best = find_best(logits)
+        except Exception:
+            logger.exception("a batch of %d rows failed; trying each row alone", len(rows))
+            logits, failures = self._runner.decode_alone(self._batch, token_ids)
+            best = find_best(logits)
+        if len(failures) < len(rows):
+            self._step_finished(len(rows), started_s)
+        deliveries: list[tuple[Sequence, TokenEvent]] = []
+        broken: set[int] = set()
+        for row, sequence in enumerate(rows):
+            event = self._advance(sequence, logits, row, best[row], failures.get(row))
+            deliveries.append((sequence, event))
+            if event.finish_reason == "error":
+                broken.add(row)
+        # From the last row down, so that a row that moves into a hole has been looked at.
+        for row in range(len(rows) - 1, -1, -1):
+            if deliveries[row][1].finish_reason is not None:
+                self.drop(rows[row], scrub=row in broken)
+        self._deliver(deliveries)
+
+    def _advance(
+        self,
+        sequence: Sequence,
+        logits: torch.Tensor,
+        row: int,
+        best: tuple[float, int],
+        failure: Exception | None,
+    ) -> TokenEvent:
+        """Choose a row's next token; whatever goes wrong here ends this request only."""
+        try:
+            if failure is not None:
+                self._health.record_failure(describe_failure(failure), self._clock())
+                return sequence.ending("error", describe_failure(failure))
+            choice = sequence.sampler.choose(logits, row, best)
+            return sequence.accept(choice.token_id, self._name_logprobs(choice))
+        except Exception as error:
+            logger.exception("a request failed outside the model")
+            return sequence.ending("error", describe_failure(error))
+
+    def _name_logprobs(self, choice: Choice) -> TokenLogprob | None:
+        if choice.logprob is None:
+            return None
+        name = self._codec.decode_token
+        return TokenLogprob(
+            token_id=choice.token_id,
+            token=name(choice.token_id),
+            logprob=choice.logprob,
+            top=tuple((token_id, name(token_id), value) for token_id, value in choice.top),
+        )
+
+    def _model_failed(self, sequence: Sequence, error: Exception) -> None:
+        self._health.record_failure(describe_failure(error), self._clock())
+        self.fail(sequence, describe_failure(error))
+
+    def _step_finished(self, step: PrefillStep[Sequence] | int, started_s: float) -> None:
+        self._health.record_success()
+        duration_s = self._clock() - started_s
+        if isinstance(step, PrefillStep):
+            self._tell(self._observer.step_finished, "prefill", step.stop - step.start, duration_s)
+            return
+        weight = _SMOOTHING if self._decode_s else 1.0
+        self._decode_s += weight * (duration_s - self._decode_s)
+        self._tell(self._observer.step_finished, "decode", step, duration_s)
+
+    def _deliver(self, deliveries: list[tuple[Sequence, TokenEvent]]) -> None:
+        now_s = self._clock()
+        taken = deliver((sequence.stream, event) for sequence, event in deliveries)
+        for (sequence, event), was_taken in zip(deliveries, taken, strict=True):
+            if not was_taken:
+                continue  # cancelled meanwhile
+            if event.token_ids:
+                self._time_token(sequence, now_s)
+            if event.finish_reason is not None:
+                self._on_ended(sequence, event.finish_reason)
+
+    def _time_token(self, sequence: Sequence, now_s: float) -> None:
+        if sequence.last_token_s is None:
+            wait_s = now_s - sequence.arrived_s
+            self._tell(self._observer.first_token, wait_s, sequence.prompt_tokens)
+        else:
+            self._tell(self._observer.next_token, now_s - sequence.last_token_s)
+        sequence.last_token_s = now_s
+
+    def _tell(self, method: Callable[..., None], *args: object) -> None:
+        try:
+            method(*args)
+        except Exception:
+            logger.exception("an observer failed")
