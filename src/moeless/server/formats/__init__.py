@@ -1,0 +1,1 @@
+"""Answers of the OpenAI-compatible endpoints, whole and in chunks."""

@@ -1,0 +1,77 @@
+"""The server's own Prometheus metrics, in a registry of their own."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from moeless.core.generation import EngineStats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+class ServerMetrics:
+    """What the server counts and times.
+
+    Args:
+        engine_stats: Read at each scrape for the queue gauges.
+    """
+
+    def __init__(self, engine_stats: Callable[[], EngineStats]) -> None:
+        self._registry = CollectorRegistry()
+        self.http_requests = Counter(
+            "moeless_http_requests",
+            "HTTP requests answered.",
+            ["path", "status_class"],
+            registry=self._registry,
+        )
+        self.in_flight = Gauge(
+            "moeless_http_requests_in_flight",
+            "HTTP requests being answered.",
+            registry=self._registry,
+        )
+        self.time_to_first_token = Histogram(
+            "moeless_time_to_first_token_seconds",
+            "From the arrival of a request to the first token of each of its choices.",
+            ["path"],
+            buckets=_LATENCY_S,
+            registry=self._registry,
+        )
+        self.inter_token_latency = Histogram(
+            "moeless_inter_token_latency_seconds",
+            "Between the tokens of one choice.",
+            ["path"],
+            buckets=_GAP_S,
+            registry=self._registry,
+        )
+        self.request_duration = Histogram(
+            "moeless_request_duration_seconds",
+            "From the arrival of a generation request to the end of its answer.",
+            ["path", "outcome"],
+            buckets=_LATENCY_S,
+            registry=self._registry,
+        )
+        self.prompt_tokens = Counter(
+            "moeless_prompt_tokens", "Prompt tokens accepted.", registry=self._registry
+        )
+        self.generated_tokens = Counter(
+            "moeless_generated_tokens", "Tokens generated.", registry=self._registry
+        )
+        for name, text, read in (
+            ("running", "Sequences in the engine's batch.", lambda: engine_stats().running),
+            ("waiting", "Sequences in the engine's queue.", lambda: engine_stats().waiting),
+        ):
+            Gauge(f"moeless_engine_{name}_requests", text, registry=self._registry).set_function(
+                read
+            )
+
+    def render(self) -> bytes:
+        """Prometheus text of this server."""
+        return generate_latest(self._registry)
+
+
+def combine_metrics(own: bytes, other: bytes) -> bytes:
+    """Two expositions as one; their metric names must differ."""
+    texts = [text for text in (own, other) if text]
+    return b"".join(text if text.endswith(b"\n") else text + b"\n" for text in texts)

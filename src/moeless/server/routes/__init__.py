@@ -1,0 +1,1 @@
+"""Endpoints, one group per file."""

@@ -1,0 +1,1 @@
+"""Request bodies of the OpenAI-compatible endpoints."""
