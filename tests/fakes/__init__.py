@@ -1,0 +1,1 @@
+"""Stand-ins for the ports, and what tests need to use them."""

@@ -1,0 +1,41 @@
+"""A real HTTP server around the fake engine, in a thread."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from fakes.text_engine import FakeTextEngine
+from moeless.server import ServerAddress, ServerSettings, create_app
+from moeless.server.run import HttpServer, bind
+
+PATIENCE_S = 20.0
+
+
+@contextlib.contextmanager
+def serve(engine: FakeTextEngine, *, settings: ServerSettings | None = None, **kwargs) -> Iterator:
+    """Yields the server; its ``url`` is where it listens."""
+    app = create_app(engine, settings=settings or ServerSettings(), **kwargs)
+    listener = bind("127.0.0.1", 0)
+    address = ServerAddress(host="127.0.0.1", port=listener.getsockname()[1])
+    ready = threading.Event()
+    server = HttpServer(app, listener, address, lambda _: ready.set())
+    server.url = address.url
+    server.address = address
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        assert ready.wait(PATIENCE_S)
+        yield server
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Returns once ``condition`` holds."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never held"
+        time.sleep(0.005)
