@@ -86,10 +86,10 @@ def from_engine(exc: MoelessError, *, prompt_param: str) -> ApiError:
 
     Args:
         exc: The port's exception.
-        prompt_param: How this endpoint calls what the port calls ``prompt_ids``.
+        prompt_param: How this endpoint calls its prompt: ``prompt`` or ``messages``.
     """
     if isinstance(exc, RequestError):
-        param = prompt_param if exc.param in {None, "prompt_ids"} else exc.param
+        param = prompt_param if exc.param in {None, "prompt", "prompt_ids"} else exc.param
         return ApiError(str(exc), param=param, code=exc.code)
     if isinstance(exc, QueueFullError):
         return busy(str(exc), retry_after_s=exc.retry_after_s)
