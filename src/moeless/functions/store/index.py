@@ -1,0 +1,117 @@
+"""Which shard of a checkpoint directory holds which tensor.
+
+Reads ``model.safetensors.index.json`` and its shards, or a single ``model.safetensors``; headers
+are read when first needed. Nothing is ever unpickled. This module must not know torch, experts
+or layouts.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from moeless.errors import CheckpointError
+from moeless.functions.store.shard import Shard, TensorEntry
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+class CheckpointIndex:
+    """The tensors of a checkpoint directory; safe to use from several threads.
+
+    Args:
+        directory: Holds the safetensors files.
+
+    Raises:
+        CheckpointError: No directory, no safetensors weights in it, or an index file that cannot
+            be read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        if not directory.is_dir():
+            raise CheckpointError(f"{directory} is not a directory; give a model directory")
+        if (directory / _INDEX).is_file():
+            names = _read_weight_map(directory / _INDEX)
+            shards = {name: Shard(directory / name) for name in sorted(set(names.values()))}
+            self._shard_of = {key: shards[name] for key, name in names.items()}
+            self._shards = tuple(shards.values())
+        elif (directory / _SINGLE).is_file():
+            shard = Shard(directory / _SINGLE)
+            self._shard_of = dict.fromkeys(shard.entries(), shard)
+            self._shards = (shard,)
+        else:
+            raise CheckpointError(_describe_lack(directory))
+
+    def keys(self) -> Iterable[str]:
+        """All tensor names, whether or not their shards are there."""
+        return self._shard_of.keys()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._shard_of
+
+    def entry(self, key: str) -> TensorEntry:
+        """What a tensor looks like.
+
+        Raises:
+            CheckpointError: The tensor or its shard is missing, or the shard is damaged.
+        """
+        shard = self._shard(key)
+        try:
+            entry = shard.entries().get(key)
+        except CheckpointError as error:
+            raise CheckpointError(f"tensor {key}: {error}") from error
+        if entry is None:
+            raise CheckpointError(
+                f"tensor {key} is missing from shard {shard.path}, where {_INDEX} places it; "
+                f"download both again"
+            )
+        return entry
+
+    def shard_path(self, key: str) -> Path:
+        """The file that holds a tensor.
+
+        Raises:
+            CheckpointError: There is no such tensor.
+        """
+        return self._shard(key).path
+
+    def read_into(self, key: str, begin: int, buffer: memoryview) -> None:
+        """Fill a buffer with bytes of a tensor; see ``Shard.read_into``."""
+        self._shard(key).read_into(key, begin, buffer)
+
+    def close(self) -> None:
+        """Give all file descriptors back; the next use opens files again."""
+        for shard in self._shards:
+            shard.close()
+
+    def _shard(self, key: str) -> Shard:
+        shard = self._shard_of.get(key)
+        if shard is None:
+            raise CheckpointError(
+                f"key {key} is missing from {self.directory}; download the checkpoint again"
+            )
+        return shard
+
+
+def _read_weight_map(path: Path) -> dict[str, str]:
+    try:
+        names: dict[str, str] = json.loads(path.read_bytes())["weight_map"]
+        # A name with a directory in it could lead out of the checkpoint.
+        good = all(isinstance(n, str) and Path(n).name == n for n in names.values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not a safetensors index; download it again") from error
+    if not good:
+        raise CheckpointError(f"{path} names a shard that is not a plain file name")
+    return names
+
+
+def _describe_lack(directory: Path) -> str:
+    if any(directory.glob("*.bin")) or any(directory.glob("*.pt")):
+        return (
+            f"{directory} holds pickled weights; only safetensors are read: "
+            f"convert it with save_pretrained"
+        )
+    if any(directory.glob("*.safetensors")):
+        return f"{directory} has shards but neither {_SINGLE} nor {_INDEX}; download the index"
+    return f"{directory} has no weights ({_SINGLE} or {_INDEX}); download the checkpoint"

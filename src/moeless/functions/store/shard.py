@@ -1,0 +1,183 @@
+"""One safetensors file: its header, and byte ranges read from it.
+
+Bytes are read with ``pread`` into the caller's memory, not through a mapping: a file that is
+truncated while it is read gives a short read and thus an error, where touching a mapping would
+end the process with SIGBUS. The page cache serves both alike. Safetensors files carry no
+checksum, so bytes that were altered in place cannot be noticed.
+
+This module must not know torch, experts or layouts.
+"""
+
+import json
+import math
+import os
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from moeless.errors import CheckpointError
+
+ITEM_BYTES: dict[str, int] = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+"""Bytes per element by safetensors dtype name; packed types are absent."""
+
+_MAX_HEADER_BYTES = 100_000_000
+_MAX_READ_BYTES = 1 << 30
+
+
+class TensorEntry(NamedTuple):
+    """A tensor as its shard's header describes it.
+
+    ``begin`` is its offset in the file; both offsets and sizes are in bytes.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    num_bytes: int
+
+
+class _Descriptor:
+    """An open file that closes when its last user is done.
+
+    A reader in another thread may hold it while the shard is closed or opened afresh; closing it
+    under that reader could hand its number to another file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            os.close(self.number)
+
+
+class _Opened(NamedTuple):
+    file: _Descriptor
+    identity: tuple[int, int, int, int]
+    entries: dict[str, TensorEntry]
+
+
+class Shard:
+    """A safetensors file, opened when first needed; safe to use from several threads.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._opened: _Opened | None = None
+
+    def entries(self) -> dict[str, TensorEntry]:
+        """All tensors of the shard.
+
+        Raises:
+            CheckpointError: The file is missing, or its size or header is wrong.
+        """
+        return self._current().entries
+
+    def read_into(self, key: str, begin: int, buffer: memoryview) -> None:
+        """Fill a buffer with consecutive bytes of a tensor.
+
+        Args:
+            key: The tensor.
+            begin: First byte, counted from the tensor's start.
+            buffer: Writable bytes; its length says how many to read.
+
+        Raises:
+            CheckpointError: The shard is gone, was truncated or replaced by something else, or
+                cannot be read; names the file and the tensor.
+        """
+        before = self._opened
+        try:
+            opened = self._current()
+        except CheckpointError as error:
+            raise CheckpointError(f"tensor {key}: {error}") from error
+        entry = opened.entries.get(key)
+        if entry is None or (before is not None and before.entries.get(key) != entry):
+            raise CheckpointError(
+                f"tensor {key}: shard {self.path} was replaced by another file; restart"
+            )
+        offset, done = entry.begin + begin, 0
+        while done < len(buffer):
+            piece = buffer[done : done + _MAX_READ_BYTES]
+            try:
+                count = os.preadv(opened.file.number, [piece], offset + done)
+            except OSError as error:
+                raise CheckpointError(
+                    f"tensor {key}: shard {self.path} cannot be read ({error.strerror}); "
+                    f"check the disk or download the shard again"
+                ) from error
+            if count == 0:
+                raise CheckpointError(
+                    f"tensor {key}: shard {self.path} ends at byte {offset + done}, "
+                    f"before the tensor does; download the shard again"
+                )
+            done += count
+
+    def close(self) -> None:
+        """Give the file descriptor back; the next use opens the file again."""
+        with self._lock:
+            self._opened = None
+
+    def _current(self) -> _Opened:
+        """The open file, opened afresh if the path names another file or content by now."""
+        with self._lock:
+            try:
+                identity = _identity(self.path.stat())
+                if self._opened is not None and self._opened.identity == identity:
+                    return self._opened
+                self._opened = None
+                file = _Descriptor(self.path)
+            except FileNotFoundError as error:
+                raise CheckpointError(f"shard {self.path} is missing; download it") from error
+            except OSError as error:
+                raise CheckpointError(
+                    f"shard {self.path} cannot be opened ({error.strerror}); check its permissions"
+                ) from error
+            status = os.fstat(file.number)
+            entries = _read_header(self.path, file.number, status.st_size)
+            self._opened = _Opened(file, _identity(status), entries)
+            return self._opened
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _read_header(path: Path, descriptor: int, size: int) -> dict[str, TensorEntry]:
+    length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+    if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
+        raise CheckpointError(
+            f"shard {path} is truncated or corrupt: its header says {length} bytes, "
+            f"the file has {size}; download it again"
+        )
+    try:
+        described = json.loads(os.pread(descriptor, length, 8))
+        described.pop("__metadata__", None)
+        entries = {key: _read_entry(value, 8 + length) for key, value in described.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CheckpointError(
+            f"shard {path} is corrupt: its header is not a safetensors header; download it again"
+        ) from error
+    end = max((entry.begin + entry.num_bytes for entry in entries.values()), default=8 + length)
+    if end != size:
+        raise CheckpointError(
+            f"shard {path} is truncated or corrupt: its header says {end} bytes, "
+            f"the file has {size}; download it again"
+        )
+    return entries
+
+
+def _read_entry(value: dict[str, Any], base: int) -> TensorEntry:
+    dtype, shape = str(value["dtype"]), tuple(value["shape"])
+    begin, end = value["data_offsets"]
+    if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)) or end < begin:
+        raise ValueError("a shape or offset is not a count")
+    if dtype in ITEM_BYTES and end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
+        raise ValueError("shape and offsets disagree")
+    return TensorEntry(dtype, shape, base + begin, end - begin)
