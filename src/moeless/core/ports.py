@@ -99,10 +99,14 @@ class Placement(Protocol):
         """Replicas of the layer that each device may hold, int64 [D]."""
         ...
 
-    def apply(self, plan: Plan) -> PlanDiff:
+    def apply(self, plan: Plan, *, decision_s: float) -> PlanDiff:
         """Put a plan in force: start what is missing, release what is no longer wanted.
 
         Returns at once; loads happen in the background.
+
+        Args:
+            plan: The plan.
+            decision_s: How long the planner took, for the record.
         """
         ...
 

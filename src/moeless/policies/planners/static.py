@@ -1,5 +1,7 @@
 """Static expert parallelism: the same contiguous block of experts per device, always."""
 
+from typing import ClassVar
+
 import numpy as np
 
 from moeless.core.plan import Plan, PlanRequest, checked_load
@@ -15,6 +17,9 @@ class StaticPlanner:
 
     Source: expert parallelism of Megatron-LM, the MoEless paper's first baseline.
     """
+
+    adaptive: ClassVar[bool] = False
+    """Its plans do not follow loads, so it need not be asked again."""
 
     def plan(self, request: PlanRequest) -> Plan:
         """Seat the experts.

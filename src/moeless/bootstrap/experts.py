@@ -1,0 +1,283 @@
+"""Wires the experts of a loaded model: platform, invoker, dispatcher."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from moeless.bootstrap.control import build_controller, build_planner, build_predictor
+from moeless.bootstrap.supervisor_process import SupervisorProcess
+from moeless.config import ExpertsConfig
+from moeless.core.clock import SystemClock
+from moeless.core.model import ModelSpec
+from moeless.engines.transformers.loader import LoadedModel, attach_runtime
+from moeless.errors import BudgetError
+from moeless.functions.channel import ChannelShape
+from moeless.functions.client import PlatformClient
+from moeless.functions.dispatch import ExpertDispatcher, Forecast, Invoker
+from moeless.functions.host import ExpertHost, function_bytes
+from moeless.functions.invokers.inline import InlineInvoker
+from moeless.functions.invokers.process import ProcessInvoker
+from moeless.functions.local import LocalClient
+from moeless.functions.platform import ModelPlacement
+from moeless.functions.store import ExpertStore
+from moeless.functions.supervisor.client import SupervisorClient
+from moeless.functions.supervisor.config import WorkerConfig
+from moeless.learned.gate_predictor import Gate, GatePredictor
+from moeless.policies.keep_alive import KEEP_ALIVES
+from moeless.policies.splitters import SPLITTERS
+from moeless.telemetry.memory import MemorySink
+from moeless.telemetry.snapshot import GbSeconds, RuntimeSnapshot, Timing
+
+
+@dataclass(kw_only=True)
+class ExpertsRuntime:
+    """The running experts of one model.
+
+    Args:
+        spec: The model.
+        config: How they run.
+        client: The platform.
+        dispatcher: The token path.
+        invoker: How instances are reached.
+        supervisor: The process we started, with the ``process`` invoker.
+    """
+
+    spec: ModelSpec
+    config: ExpertsConfig
+    client: PlatformClient
+    dispatcher: ExpertDispatcher
+    invoker: Invoker
+    supervisor: SupervisorProcess | None
+
+    def snapshot(self) -> RuntimeSnapshot:
+        """What the experts look like now. May be called from any thread.
+
+        Raises:
+            FunctionError: The platform does not answer.
+        """
+        stats, board = self.dispatcher.stats, self.client.board
+        report = self.client.report(paper_byte_s=stats.paper_byte_s)
+        return RuntimeSnapshot(
+            model=self.spec.model_id,
+            devices=tuple(device.label for device in self.config.devices),
+            steps=int(board.step[0]),
+            tokens_LE=stats.layers.tokens_LE,
+            replicas_LED=board.warm_LED.copy(),
+            planned_LED=board.planned_LED.copy(),
+            device_tokens_LD=stats.layers.device_tokens_LD,
+            straggler_mean_L=stats.layers.straggler_mean_L,
+            straggler_last_L=stats.layers.straggler_last_L,
+            warm_starts=stats.layers.warm_starts,
+            cold_starts=report["cold_starts"],
+            blocking_loads=report["blocking_loads"],
+            evictions=report["evictions"],
+            plans=report["plans"],
+            plans_early_share=stats.early_plans / max(stats.layer_steps, 1),
+            replicas_warm_share=stats.warm_replicas / max(stats.planned_replicas, 1),
+            plan_wait_s=0.0,  # the token path has no way to wait for a plan
+            plan_s=Timing(**report["plan_s"]),
+            split_s=Timing.of(stats.split_s),
+            layer_forward_s=Timing.of(stats.layer_s),
+            prediction_accuracy_L=stats.accuracy_L,
+            instances_D={k: tuple(v) for k, v in report["instances_D"].items()},
+            resident_bytes_D=tuple(report["resident_bytes_D"]),
+            budget_bytes_D=tuple(report["budget_bytes_D"]),
+            gb_s=GbSeconds(**report["gb_s"]),
+            worker_restarts_D=tuple(report["worker_restarts"]),
+        )
+
+    def close(self) -> None:
+        """Stop everything that was started."""
+        self.client.close()
+        self.invoker.close()
+        if self.supervisor is not None:
+            self.supervisor.close()
+
+
+def start_experts(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRuntime:
+    """Start the experts of a model and attach them to it.
+
+    Args:
+        loaded: A model without experts.
+        config: How they run.
+
+    Returns:
+        The runtime; close it at the end.
+
+    Raises:
+        CheckpointError: An expert's weights are missing or damaged.
+        BudgetError: The devices cannot hold one layer's experts at once.
+        FunctionError: Workers do not start.
+    """
+    build_planner(config.policy)  # unknown names end here, before anything is started
+    build_predictor(config.policy)
+    with ExpertStore(loaded.directory, loaded.layout, loaded.spec) as store:
+        store.validate()
+    start = _start_processes if config.invoker == "process" else _start_inline
+    runtime = start(loaded, config)
+    attach_runtime(loaded, runtime.dispatcher)
+    return runtime
+
+
+def device_budgets(spec: ModelSpec, config: ExpertsConfig) -> list[int]:
+    """Bytes that experts may take on each device [D].
+
+    Without an explicit budget each device gets its share of ``memory_factor`` copies of all
+    experts.
+
+    Raises:
+        BudgetError: The devices cannot hold one layer's experts at once.
+    """
+    num_devices = len(config.devices)
+    sizes = [function_bytes(spec.expert, d.torch_name) for d in config.devices]
+    if config.device_memory_bytes is None:
+        copies = min(config.policy.memory_factor, num_devices) * spec.num_experts
+        slots = -(-int(np.ceil(copies)) // num_devices)
+        return [slots * spec.num_layers * size for size in sizes]
+    slots = sum(config.device_memory_bytes // size for size in sizes)
+    if slots < spec.num_experts:
+        least = -(-spec.num_experts // num_devices) * max(sizes)
+        raise BudgetError(
+            f"--device-memory {config.device_memory_bytes:,} bytes is too small: {num_devices} "
+            f"devices hold {slots} experts of {max(sizes):,} bytes, but each layer of "
+            f"{spec.model_id} has {spec.num_experts}; give at least {least:,} bytes"
+        )
+    return [config.device_memory_bytes] * num_devices
+
+
+def _lookahead(config: ExpertsConfig) -> int:
+    uses_gate = config.policy.predictor == "gate"
+    adaptive = getattr(build_planner(config.policy), "adaptive", True)
+    return config.policy.distance if uses_gate and adaptive else 0
+
+
+def _forecast(loaded: LoadedModel, distance: int) -> Forecast | None:
+    if not 0 < distance < loaded.spec.num_layers:
+        return None
+    rule = loaded.router_rule
+    gates = []
+    for block in loaded.moe_blocks:
+        correction = rule.correction_bias and getattr(block.router, rule.correction_bias)
+        bias = block.router.bias if rule.has_bias else None
+        gates.append(Gate(block.router.weight, bias, rule, correction or None))
+    return GatePredictor(gates, distance).predict
+
+
+def _dispatcher(
+    loaded: LoadedModel, config: ExpertsConfig, client: PlatformClient, invoker: Invoker
+) -> ExpertDispatcher:
+    distance = _lookahead(config)
+    return ExpertDispatcher(
+        loaded.spec,
+        client=client,
+        invoker=invoker,
+        splitter=SPLITTERS.create(config.policy.splitter),
+        forecast=_forecast(loaded, distance),
+        lookahead=distance,
+    )
+
+
+def _start_inline(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRuntime:
+    spec = loaded.spec
+    budgets = device_budgets(spec, config)
+    hosts = [ExpertHost(device.torch_name) for device in config.devices]
+    sizes = [
+        host.add_model(ExpertStore(loaded.directory, loaded.layout, spec), spec) for host in hosts
+    ]
+    clock, sink = SystemClock(), MemorySink(limit=10_000)
+
+    def make_controller(model: ModelPlacement) -> Any:
+        return build_controller(
+            config.policy, model, lookahead=_lookahead(config), clock=clock, sink=sink
+        )
+
+    client = LocalClient(
+        spec,
+        hosts,
+        budgets_bytes=budgets,
+        function_bytes=max(sizes),
+        clock=clock,
+        keep_alive=KEEP_ALIVES.create("fixed", seconds=config.keep_alive_s),
+        sink=sink,
+        make_controller=make_controller,
+    )
+    invoker = InlineInvoker(spec.model_id, hosts, max_rows=config.max_rows)
+    return ExpertsRuntime(
+        spec=spec,
+        config=config,
+        client=client,
+        dispatcher=_dispatcher(loaded, config, client, invoker),
+        invoker=invoker,
+        supervisor=None,
+    )
+
+
+def _start_processes(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRuntime:
+    spec = loaded.spec
+    budgets = device_budgets(spec, config)
+    spin_us = _spin_us(config)
+    supervisor = SupervisorProcess(
+        _worker_configs(config, budgets, spin_us),
+        policy=config.policy,
+        keep_alive_s=config.keep_alive_s,
+        linger_s=config.linger_s,
+    )
+    shape = ChannelShape(
+        max_rows=config.max_rows,
+        max_assignments=config.max_rows * spec.top_k,
+        hidden=spec.expert.hidden,
+        dtype=spec.expert.dtype,
+        num_experts=spec.num_experts,
+    )
+    try:
+        client = SupervisorClient(
+            supervisor.socket_path,
+            spec=spec,
+            layout=loaded.layout,
+            directory=loaded.directory,
+            shape=shape,
+            lookahead=_lookahead(config),
+        )
+    except BaseException:
+        supervisor.close()
+        raise
+    invoker = ProcessInvoker(client, shape, spin_s=spin_us * 1e-6)
+    return ExpertsRuntime(
+        spec=spec,
+        config=config,
+        client=client,
+        dispatcher=_dispatcher(loaded, config, client, invoker),
+        invoker=invoker,
+        supervisor=supervisor,
+    )
+
+
+def _worker_configs(
+    config: ExpertsConfig, budgets: list[int], spin_us: int
+) -> tuple[WorkerConfig, ...]:
+    """Give each worker its cores: a slice of what this process may use, none twice if possible."""
+    cores = sorted(os.sched_getaffinity(0))
+    count = len(config.devices)
+    threads = config.worker_threads or max(1, len(cores) // count)
+    workers = []
+    for i, (device, budget) in enumerate(zip(config.devices, budgets, strict=True)):
+        own = tuple(dict.fromkeys(cores[(i * threads + t) % len(cores)] for t in range(threads)))
+        workers.append(
+            WorkerConfig(
+                torch_device=device.torch_name,
+                budget_bytes=budget,
+                threads=threads,
+                cores=own if device.kind == "cpu" else (),
+                spin_us=spin_us,
+            )
+        )
+    return tuple(workers)
+
+
+def _spin_us(config: ExpertsConfig) -> int:
+    """Spinning pays only where it takes no core from somebody who computes."""
+    if config.spin_us is not None:
+        return config.spin_us
+    return 50 if len(os.sched_getaffinity(0)) > len(config.devices) + 2 else 0

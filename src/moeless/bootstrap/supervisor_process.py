@@ -1,0 +1,148 @@
+"""The supervisor process: its start by an engine, and its main function.
+
+It is started with one inherited socket. Over that it gets its configuration, and it knows by its
+closing that the starter is gone.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from moeless.bootstrap.control import build_controller
+from moeless.config import PolicyConfig
+from moeless.core.clock import SystemClock
+from moeless.errors import FunctionError, MoelessError
+from moeless.functions.messages import Message, receive, send
+from moeless.functions.platform import ModelPlacement
+from moeless.functions.supervisor.config import SupervisorConfig, WorkerConfig
+from moeless.functions.supervisor.supervisor import LoadConsumer, Supervisor
+from moeless.policies.keep_alive import KEEP_ALIVES
+from moeless.telemetry.memory import MemorySink
+
+_STOP_TIMEOUT_S = 3.0
+
+
+class SupervisorProcess:
+    """A running supervisor that this process started and owns.
+
+    Args:
+        workers: One per device.
+        policy: How loads become replicas.
+        keep_alive_s: How long an idle instance stays warm.
+        linger_s: How long it outlives this process when that ends without ``close``.
+    """
+
+    def __init__(
+        self,
+        workers: tuple[WorkerConfig, ...],
+        *,
+        policy: PolicyConfig,
+        keep_alive_s: float,
+        linger_s: float,
+    ) -> None:
+        base = os.environ.get("XDG_RUNTIME_DIR")
+        usable = base is not None and os.access(base, os.W_OK) and len(base) < 60
+        # mkdtemp makes the directory readable by its owner only.
+        self._directory = Path(tempfile.mkdtemp(prefix="moeless-", dir=base if usable else None))
+        self.socket_path = str(self._directory / "supervisor.sock")
+        config = SupervisorConfig(
+            socket_path=self.socket_path,
+            workers=workers,
+            keep_alive_s=keep_alive_s,
+            linger_s=linger_s,
+        )
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._owner = ours
+        self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            [sys.executable, "-m", __spec__.name, "--owner-fd", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+        send(
+            ours,
+            {
+                "op": "configure",
+                "supervisor": dataclasses.asdict(config),
+                "policy": dataclasses.asdict(policy),
+            },
+        )
+
+    def close(self) -> None:
+        """End the supervisor and its workers."""
+        with contextlib.suppress(OSError):
+            send(self._owner, {"op": "stop"})
+        try:
+            self.process.wait(timeout=_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._owner.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def run(owner: socket.socket) -> None:
+    """Be the supervisor.
+
+    Args:
+        owner: The inherited socket.
+
+    Raises:
+        FunctionError: The configuration did not arrive.
+    """
+    received = receive(owner)
+    if received is None or received[0].get("op") != "configure":
+        raise FunctionError("the supervisor got no configuration")
+    message = received[0]
+    fields = message["supervisor"]
+    workers = tuple(
+        WorkerConfig(**{**w, "cores": tuple(w["cores"])}) for w in fields.pop("workers")
+    )
+    config = SupervisorConfig(**fields, workers=workers)
+    policy = PolicyConfig(**message["policy"])
+    clock = SystemClock()
+    sink = MemorySink(limit=10_000)
+
+    def make_controller(model: ModelPlacement, request: Message) -> LoadConsumer:
+        return build_controller(
+            policy, model, lookahead=int(request["lookahead"]), clock=clock, sink=sink
+        )
+
+    try:
+        Supervisor(
+            config,
+            owner=owner,
+            clock=clock,
+            keep_alive=KEEP_ALIVES.create("fixed", seconds=config.keep_alive_s),
+            sink=sink,
+            make_controller=make_controller,
+        ).run()
+    finally:
+        # The owner removes it, too; this is for an owner that was killed.
+        shutil.rmtree(Path(config.socket_path).parent, ignore_errors=True)
+
+
+def main() -> None:
+    """Entry point of the process."""
+    parser = argparse.ArgumentParser(prog="moeless-supervisor")
+    parser.add_argument("--owner-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        run(socket.socket(fileno=arguments.owner_fd))
+    except MoelessError as error:
+        logging.getLogger(__name__).error("%s", error)  # noqa: TRY400 - one line, no traceback
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

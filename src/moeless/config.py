@@ -1,0 +1,88 @@
+"""What an operator can set, as frozen dataclasses. Nothing here is read from the environment."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from moeless.core.cluster import Device
+from moeless.errors import ConfigError
+
+InvokerName = Literal["process", "inline"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyConfig:
+    """How loads become replicas.
+
+    Args:
+        policy: A planner by name, for example ``paper`` or ``static``.
+        predictor: ``gate`` looks ahead with copies of the model's gates; ``previous`` and
+            ``ewma`` expect what was.
+        distance: d, layers that the gate predictor looks ahead.
+        memory_factor: Replicas that a layer may have, in multiples of its experts.
+        cv_threshold: Coefficient of variation below which replicas count as balanced.
+        splitter: How tokens are divided over replicas, by name.
+
+    Raises:
+        ConfigError: A number is out of range.
+    """
+
+    policy: str = "paper"
+    predictor: str = "gate"
+    distance: int = 1
+    memory_factor: float = 2.0
+    cv_threshold: float = 0.2
+    splitter: str = "even"
+
+    def __post_init__(self) -> None:
+        if self.distance < 1:
+            raise ConfigError(f"distance is {self.distance}; use 1 or more layers")
+        if not (math.isfinite(self.memory_factor) and self.memory_factor >= 1):
+            raise ConfigError(
+                f"memory factor is {self.memory_factor}; use 1.0 (one copy of each expert) or more"
+            )
+        if not (math.isfinite(self.cv_threshold) and self.cv_threshold >= 0):
+            raise ConfigError(f"CV threshold is {self.cv_threshold}; use 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsConfig:
+    """Where experts run and how.
+
+    Args:
+        devices: The device pool.
+        invoker: ``process`` runs one worker process per device, ``inline`` computes in the
+            engine's process.
+        policy: How loads become replicas.
+        device_memory_bytes: Budget of each device for experts; None takes what the memory factor
+            asks for.
+        keep_alive_s: How long an idle instance stays warm.
+        worker_threads: Compute threads of each worker; None divides the cores.
+        spin_us: How long processes look for each other's messages before they sleep, in
+            microseconds; None decides by the number of cores.
+        max_rows: Tokens per invocation; longer inputs come in pieces.
+        linger_s: How long workers outlive an engine that vanished without a word.
+
+    Raises:
+        ConfigError: A number is out of range.
+    """
+
+    devices: tuple[Device, ...]
+    invoker: InvokerName = "process"
+    policy: PolicyConfig = PolicyConfig()
+    device_memory_bytes: int | None = None
+    keep_alive_s: float = 300.0
+    worker_threads: int | None = None
+    spin_us: int | None = None
+    max_rows: int = 4096
+    linger_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.keep_alive_s) and self.keep_alive_s >= 0):
+            raise ConfigError(f"keep-alive is {self.keep_alive_s} s; use 0 or more")
+        if self.worker_threads is not None and self.worker_threads < 1:
+            raise ConfigError(f"worker threads is {self.worker_threads}; use 1 or more")
+        if self.spin_us is not None and not 0 <= self.spin_us <= 1_000_000:
+            raise ConfigError(f"spin is {self.spin_us} µs; use 0 to 1000000")
+        if self.max_rows < 1:
+            raise ConfigError(f"max rows is {self.max_rows}; use 1 or more")

@@ -1,0 +1,106 @@
+"""The board: arrays that an engine and the function platform share, one board per attachment.
+
+Each array has exactly one writer; readers may see a value that is a moment old, and everything
+that depends on a board is safe then: a replica believed warm may have left (the worker says so
+and the tokens go elsewhere), a plan may be one step old. So nobody ever locks or waits here.
+
+The buffer is anonymous shared memory between processes, or plain memory inside one process.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_FIELDS: tuple[tuple[str, str, str], ...] = (
+    # name, dtype, shape; written by the platform
+    ("warm_LED", "u1", "LED"),
+    ("planned_LED", "u1", "LED"),
+    ("plan_step_L", "i8", "L"),
+    ("plan_time_ns_L", "i8", "L"),
+    ("device_up_D", "i8", "D"),
+    ("device_generation_D", "i8", "D"),
+    # written by the engine
+    ("step", "i8", "1"),
+    ("layer", "i8", "1"),
+    ("forecast_LE", "f8", "LE"),
+    ("forecast_step_L", "i8", "L"),
+    ("actual_LE", "f8", "LE"),
+    ("actual_step_L", "i8", "L"),
+    ("busy_ns_LED", "i8", "LED"),
+    ("used_ns_LED", "i8", "LED"),
+)
+
+
+def _layout(L: int, E: int, D: int) -> tuple[dict[str, tuple[int, str, tuple[int, ...]]], int]:
+    sizes = {"L": L, "E": E, "D": D, "1": 1}
+    fields: dict[str, tuple[int, str, tuple[int, ...]]] = {}
+    offset = 0
+    for name, dtype, axes in _FIELDS:
+        shape = tuple(sizes[axis] for axis in axes)
+        fields[name] = (offset, dtype, shape)
+        num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        offset += -(-num_bytes // 64) * 64  # a cache line never has two writers
+    return fields, offset
+
+
+class Board:
+    """Views of the shared arrays.
+
+    Args:
+        buffer: At least ``Board.num_bytes(...)`` bytes, zeroed before the first use.
+        num_layers: L.
+        num_experts: E.
+        num_devices: D.
+    """
+
+    warm_LED: NDArray[np.uint8]
+    """1 where an instance is warm."""
+    planned_LED: NDArray[np.uint8]
+    """1 where the plan in force has a replica."""
+    plan_step_L: NDArray[np.int64]
+    """Latest step that each layer's plan was made for."""
+    plan_time_ns_L: NDArray[np.int64]
+    """When that plan came into force, monotonic clock."""
+    device_up_D: NDArray[np.int64]
+    """1 while the device's worker lives."""
+    device_generation_D: NDArray[np.int64]
+    """Counts the workers that a device has had."""
+    step: NDArray[np.int64]
+    """The engine's iteration, from 1."""
+    layer: NDArray[np.int64]
+    """The MoE layer whose gate spoke last."""
+    forecast_LE: NDArray[np.float64]
+    """Loads that the look-ahead predictor expects, tokens."""
+    forecast_step_L: NDArray[np.int64]
+    """The step each forecast is for."""
+    actual_LE: NDArray[np.float64]
+    """Loads that came true, tokens."""
+    actual_step_L: NDArray[np.int64]
+    """The step each actual load belongs to."""
+    busy_ns_LED: NDArray[np.int64]
+    """Execution time of each instance since the engine attached."""
+    used_ns_LED: NDArray[np.int64]
+    """When each instance was last used, monotonic clock."""
+
+    def __init__(
+        self, buffer: Any, *, num_layers: int, num_experts: int, num_devices: int
+    ) -> None:
+        fields, size = _layout(num_layers, num_experts, num_devices)
+        view = memoryview(buffer)
+        assert view.nbytes >= size
+        for name, (offset, dtype, shape) in fields.items():
+            count = int(np.prod(shape))
+            array = np.frombuffer(view, dtype=dtype, count=count, offset=offset).reshape(shape)
+            setattr(self, name, array)
+
+    @staticmethod
+    def num_bytes(*, num_layers: int, num_experts: int, num_devices: int) -> int:
+        """Bytes of a board of this shape."""
+        return _layout(num_layers, num_experts, num_devices)[1]
+
+    @classmethod
+    def in_process(cls, *, num_layers: int, num_experts: int, num_devices: int) -> "Board":
+        """A board in plain memory, for an engine and a platform in one process."""
+        shape = {"num_layers": num_layers, "num_experts": num_experts, "num_devices": num_devices}
+        return cls(bytearray(cls.num_bytes(**shape)), **shape)

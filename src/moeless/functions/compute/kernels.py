@@ -1,0 +1,187 @@
+"""One expert's forward pass, with its weights laid out once when an instance is loaded.
+
+On a CPU oneDNN's own weight layout is used where it pays: large matrices in float32 and all in
+bfloat16. Small float32 matrices stay as they are, because there the call itself costs more than
+the arithmetic. Both layouts give the same result up to rounding.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+
+from moeless.core.model import ExpertShape
+from moeless.functions.store.expert_weights import ExpertWeights
+
+_PACK_FLOAT32_FROM = 256 * 1024
+"""Elements of gate and up from which packing float32 pays (measured, see docs/log.md)."""
+
+_ONEDNN_ROWS_FROM = 16
+"""Rows from which oneDNN beats BLAS on unpacked float32 weights."""
+
+
+class ExpertKernel(Protocol):
+    """One expert, ready to run."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that its weights hold on the device."""
+        ...
+
+    def __call__(self, x_nH: torch.Tensor) -> torch.Tensor:
+        """Compute the expert for rows [n, H]; returns [n, H]."""
+        ...
+
+
+def gated_activation(shape: ExpertShape) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The function from gate and up, side by side [n, 2I], to the inner rows [n, I]."""
+    if shape.activation == "swiglu_clamped":
+        alpha, limit = shape.alpha, shape.limit
+
+        def clamped(h: torch.Tensor) -> torch.Tensor:
+            gate, up = h.chunk(2, dim=-1)
+            gate = gate.clamp(max=limit)
+            up = up.clamp(min=-limit, max=limit)
+            return (up + 1) * (gate * torch.sigmoid(gate * alpha))
+
+        return clamped
+    activations: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "silu": F.silu,
+        "gelu": F.gelu,
+        "gelu_tanh": lambda gate: F.gelu(gate, approximate="tanh"),
+        "relu": F.relu,
+    }
+    act = activations[shape.activation]
+
+    def gated(h: torch.Tensor) -> torch.Tensor:
+        gate, up = h.chunk(2, dim=-1)
+        return act(gate).mul_(up)
+
+    return gated
+
+
+class DenseExpert:
+    """Plain weights; any torch device.
+
+    Args:
+        gate_up: [2I, H].
+        down: [H, I].
+        gate_up_bias: [2I] or None.
+        down_bias: [H] or None.
+        activation: From [n, 2I] to [n, I].
+    """
+
+    def __init__(
+        self,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        gate_up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None,
+        activation: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        self._gate_up, self._down = gate_up, down
+        self._gate_up_t, self._down_t = gate_up.t(), down.t()
+        self._gate_up_bias, self._down_bias = gate_up_bias, down_bias
+        self._activation = activation
+        self._onednn = gate_up.device.type == "cpu" and onednn_works(gate_up.dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights and biases."""
+        tensors = (self._gate_up, self._down, self._gate_up_bias, self._down_bias)
+        return sum(t.nbytes for t in tensors if t is not None)
+
+    def __call__(self, x_nH: torch.Tensor) -> torch.Tensor:
+        """Compute the expert for rows [n, H]; returns [n, H]."""
+        if self._onednn and len(x_nH) >= _ONEDNN_ROWS_FROM:
+            linear = torch.ops.mkldnn._linear_pointwise.default
+            h = linear(x_nH, self._gate_up, self._gate_up_bias, "none", [], "")
+            return linear(self._activation(h), self._down, self._down_bias, "none", [], "")
+        if self._gate_up_bias is None:
+            h = torch.mm(x_nH, self._gate_up_t)
+        else:
+            h = torch.addmm(self._gate_up_bias, x_nH, self._gate_up_t)
+        h = self._activation(h)
+        if self._down_bias is None:
+            return torch.mm(h, self._down_t)
+        return torch.addmm(self._down_bias, h, self._down_t)
+
+
+class PackedExpert:
+    """Weights in oneDNN's layout; CPU only. Arguments as for ``DenseExpert``."""
+
+    def __init__(
+        self,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        gate_up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None,
+        activation: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        ops = torch.ops.mkldnn
+        self._linear = ops._linear_pointwise.default
+        self._gate_up = ops._reorder_linear_weight(gate_up)
+        self._down = ops._reorder_linear_weight(down)
+        self._gate_up_bias, self._down_bias = gate_up_bias, down_bias
+        self._activation = activation
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the packed weights (with oneDNN's padding) and the biases."""
+        packed = sum(int(torch.ops.mkldnn._nbytes(w)) for w in (self._gate_up, self._down))
+        biases = (self._gate_up_bias, self._down_bias)
+        return packed + sum(b.nbytes for b in biases if b is not None)
+
+    def __call__(self, x_nH: torch.Tensor) -> torch.Tensor:
+        """Compute the expert for rows [n, H]; returns [n, H]."""
+        h = self._linear(x_nH, self._gate_up, self._gate_up_bias, "none", [], "")
+        return self._linear(self._activation(h), self._down, self._down_bias, "none", [], "")
+
+
+@cache
+def onednn_works(dtype: torch.dtype) -> bool:
+    """Whether this build of torch has oneDNN's linear layer and it computes what it should."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 24, generator=generator).to(dtype)
+    weight = torch.randn(40, 24, generator=generator).to(dtype)
+    try:
+        ops = torch.ops.mkldnn
+        packed = ops._reorder_linear_weight(weight)
+        got = [
+            ops._linear_pointwise.default(x, w, None, "none", [], "")
+            for w in (packed, weight)
+        ]
+        sized = int(ops._nbytes(packed)) >= weight.nbytes
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+    expected = F.linear(x.double(), weight.double())
+    tolerance = 1e-4 if dtype == torch.float32 else 0.2
+    return sized and all((y.double() - expected).abs().max() < tolerance for y in got)
+
+
+def build_kernel(weights: ExpertWeights, shape: ExpertShape, device: str) -> ExpertKernel:
+    """Lay out one expert's weights for a device.
+
+    Args:
+        weights: In the store's canonical form.
+        shape: Sizes, dtype and activation.
+        device: A torch device name.
+    """
+    gate_up = torch.cat([weights.gate, weights.up]).to(device)
+    down = weights.down.to(device)
+    gate_up_bias = down_bias = None
+    if weights.gate_bias is not None and weights.up_bias is not None:
+        gate_up_bias = torch.cat([weights.gate_bias, weights.up_bias]).to(device)
+    if weights.down_bias is not None:
+        down_bias = weights.down_bias.to(device)
+    packs = (
+        device == "cpu"
+        and onednn_works(gate_up.dtype)
+        and (gate_up.dtype == torch.bfloat16 or gate_up.numel() >= _PACK_FLOAT32_FROM)
+    )
+    kernel = PackedExpert if packs else DenseExpert
+    return kernel(gate_up, down, gate_up_bias, down_bias, gated_activation(shape))

@@ -1,0 +1,1 @@
+"""How an engine's tokens reach instances; one file per way. Needs torch."""

@@ -1,0 +1,112 @@
+"""Invoke instances in worker processes, through shared memory."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from moeless.functions.channel import ChannelShape, await_answer, ring
+from moeless.functions.dispatch import Answer
+from moeless.functions.host import FAILED, NOT_WARM
+from moeless.functions.payload import Payload
+from moeless.functions.supervisor.client import SupervisorClient
+
+_GLANCE_S = 0.05
+"""How often a wait looks whether the device is still there."""
+
+
+class ProcessInvoker:
+    """Posts work to the workers' mailboxes.
+
+    Args:
+        client: The attachment that owns the channel.
+        shape: Sizes of the channel.
+        spin_s: How long to look for answers before sleeping.
+        deadline_s: How long a worker may take for one invocation before it is given up.
+    """
+
+    def __init__(
+        self,
+        client: SupervisorClient,
+        shape: ChannelShape,
+        *,
+        spin_s: float = 0.0,
+        deadline_s: float = 60.0,
+    ) -> None:
+        self._client = client
+        self._payload = Payload(client.payload_region, shape)
+        self._spin_s = spin_s
+        self._deadline_s = deadline_s
+        self._posted: list[tuple[int, int, int, int]] = []
+        self._segments: Sequence[NDArray[np.int32]] = ()
+        self._rows = 0
+        self.max_rows = shape.max_rows
+
+    def begin(
+        self,
+        layer: int,
+        *,
+        x_TH: torch.Tensor,
+        token_S: torch.Tensor,
+        segments: Sequence[NDArray[np.int32]],
+        y_SH: torch.Tensor | None = None,
+    ) -> None:
+        """Send the work to the devices that have some.
+
+        A ``y_SH`` that an earlier answer returned means that this is the rest of the same layer:
+        the rows are in shared memory already.
+        """
+        if y_SH is None:
+            self._payload.x_TH[: len(x_TH)].copy_(x_TH)
+            self._payload.token_S[: len(token_S)].copy_(token_S)
+        self._rows = len(token_S)
+        self._segments = segments
+        self._posted = []
+        board = self._client.board
+        for device, segments_n3 in enumerate(segments):
+            if len(segments_n3):
+                generation = int(board.device_generation_D[device])
+                seq = self._client.mailboxes[device].post(
+                    layer=layer, rows=len(x_TH), segments_n3=segments_n3
+                )
+                ring(self._client.request_bells[device])
+                self._posted.append((device, seq, generation, len(segments_n3)))
+
+    def finish(self) -> Answer:
+        """Wait for all answers; a device that dies or hangs answers NOT_WARM for all it had."""
+        status = [np.zeros(len(s), dtype=np.uint8) for s in self._segments]
+        busy_ns = [0] * len(self._segments)
+        for device, seq, generation, n in self._posted:
+            mailbox = self._client.mailboxes[device]
+            if self._await(device, seq, generation):
+                status[device][:] = mailbox.status_n[:n]
+                busy_ns[device] = mailbox.busy_ns
+            else:
+                status[device][:] = NOT_WARM
+        self._posted = []
+        return Answer(y_SH=self._payload.y_SH[: self._rows], status=status, busy_ns=busy_ns)
+
+    def _await(self, device: int, seq: int, generation: int) -> bool:
+        mailbox, bell = self._client.mailboxes[device], self._client.answer_bells[device]
+        board = self._client.board
+        waited_s = 0.0
+        given_up = False
+        while not await_answer(mailbox, seq, bell, spin_s=self._spin_s, timeout_s=_GLANCE_S):
+            gone = not board.device_up_D[device]
+            if gone or board.device_generation_D[device] != generation:
+                return mailbox.answered >= seq
+            waited_s += _GLANCE_S
+            if waited_s > self._deadline_s and not given_up:
+                # It may still write into the shared rows: it has to be gone before they are
+                # given to somebody else, so wait until the supervisor has replaced it.
+                reason = f"no answer within {self._deadline_s:g} s"
+                self._client.give_up(device, reason=reason)
+                given_up = True
+        return True
+
+    def close(self) -> None:
+        """Nothing to give back; the client owns the channel."""
+
+
+__all__ = ["FAILED", "NOT_WARM", "ProcessInvoker"]

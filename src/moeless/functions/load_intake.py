@@ -1,0 +1,60 @@
+"""From an engine's board to the control loop."""
+
+from typing import Protocol
+
+import numpy as np
+
+from moeless.core.plan import LoadArray
+from moeless.functions.board import Board
+
+
+class LoadConsumer(Protocol):
+    """What becomes of loads; ``control.Controller`` is one."""
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether plans follow loads."""
+        ...
+
+    def start(self) -> None:
+        """Plan every layer before the first step."""
+        ...
+
+    def observe(self, *, step: int, layer: int, load_E: LoadArray) -> None:
+        """A load came true."""
+        ...
+
+    def forecast(self, *, step: int, layer: int, load_E: LoadArray) -> None:
+        """A load is expected."""
+        ...
+
+
+class LoadIntake:
+    """Hands each new load on a board to the control loop, once and the most urgent first.
+
+    A load that was overwritten before it was seen is skipped: the newest is the one that counts.
+
+    Args:
+        board: Where the engine writes loads.
+        consumer: The control loop.
+    """
+
+    def __init__(self, board: Board, consumer: LoadConsumer) -> None:
+        self._board = board
+        self._consumer = consumer
+        self._forecast_L = np.zeros_like(board.forecast_step_L)
+        self._actual_L = np.zeros_like(board.actual_step_L)
+
+    def take(self) -> None:
+        """Look at the board."""
+        board = self._board
+        for layer in np.flatnonzero(board.forecast_step_L > self._forecast_L).tolist():
+            step = int(board.forecast_step_L[layer])
+            self._forecast_L[layer] = step
+            self._consumer.forecast(
+                step=step, layer=layer, load_E=board.forecast_LE[layer].copy()
+            )
+        for layer in np.flatnonzero(board.actual_step_L > self._actual_L).tolist():
+            step = int(board.actual_step_L[layer])
+            self._actual_L[layer] = step
+            self._consumer.observe(step=step, layer=layer, load_E=board.actual_LE[layer].copy())

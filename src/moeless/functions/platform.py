@@ -1,0 +1,551 @@
+"""The function platform: pools, plans and budgets of all models, in one single-threaded object.
+
+It decides; hosts carry out. Whoever runs it (a thread of the engine's process, or the supervisor
+process) calls its methods from one thread only and forwards what hosts report. It must not know
+torch, sockets or processes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from moeless.core.events import InstanceEvicted, InstanceLoaded, LoadFailed
+from moeless.core.model import FunctionId, ModelSpec
+from moeless.core.plan import CountArray, Plan, PlanDiff, ReplicaArray, diff_plan
+from moeless.core.ports import Clock, EventSink, KeepAlive
+from moeless.errors import BudgetError, FunctionError
+from moeless.functions.billing import GB, ResidencyMeter
+from moeless.functions.board import Board
+from moeless.functions.lifecycle import Instance, State
+from moeless.functions.pool import DevicePool, Evict, Load
+from moeless.telemetry.percentiles import SampleWindow
+from moeless.telemetry.snapshot import Timing
+
+
+class HostPort(Protocol):
+    """Carries out orders on one device and reports back to the platform later."""
+
+    def load(self, function: FunctionId) -> None:
+        """Begin to load; ends in ``Platform.loaded`` or ``Platform.failed``."""
+        ...
+
+    def evict(self, function: FunctionId, *, reason: str) -> None:
+        """Begin to evict; ends in ``Platform.evicted``."""
+        ...
+
+
+@dataclass(kw_only=True)
+class _Demand:
+    """Tokens wait until every one of these functions is warm somewhere."""
+
+    ticket: int
+    missing: set[FunctionId]
+    failures: dict[FunctionId, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemandResult:
+    """The end of a demand.
+
+    Args:
+        ticket: Which demand.
+        error: None when all functions became warm, else the reason why one cannot.
+    """
+
+    ticket: int
+    error: str | None = None
+
+
+class ModelPlacement:
+    """One model on the platform: its board and its plans. Implements ``core.ports.Placement``.
+
+    Args:
+        platform: The platform it lives on.
+        spec: The model.
+        function_bytes: Bytes that one instance holds on a device.
+        board: Shared with the model's engine.
+    """
+
+    def __init__(
+        self, platform: "Platform", *, spec: ModelSpec, function_bytes: int, board: Board
+    ) -> None:
+        self.spec = spec
+        self.function_bytes = function_bytes
+        self.board = board
+        self._platform = platform
+        self.started_s = platform.clock.now_s()
+        self.earlier_busy_ns = 0
+        self.cold_starts = 0
+        self.blocking_loads = 0
+        self.evictions = 0
+        self.failed_loads = 0
+        self.plans = 0
+        self.plan_s = SampleWindow()
+        self.demands: dict[int, _Demand] = {}
+
+    @property
+    def num_devices(self) -> int:
+        """D."""
+        return len(self._platform.pools)
+
+    def alive_ED(self, layer: int) -> ReplicaArray:
+        """Warm replicas of a layer, uint8 [E, D]."""
+        alive: ReplicaArray = self.board.warm_LED[layer].copy()
+        return alive
+
+    def planned_ED(self, layer: int) -> ReplicaArray:
+        """The layer's plan in force, uint8 [E, D]."""
+        planned: ReplicaArray = self.board.planned_LED[layer].copy()
+        return planned
+
+    def capacity_D(self, layer: int) -> CountArray:
+        """Replicas of the layer that each device may hold, int64 [D].
+
+        Where all layers fit side by side every layer gets an equal share of each device. Where
+        they do not, layers take turns: a layer may take half of a device while the next one is
+        loaded into the other half, or all of it if half would not hold its experts.
+        """
+        del layer
+        return self._platform.layer_quota_D(self)
+
+    def apply(self, plan: Plan, *, decision_s: float) -> PlanDiff:
+        """Put a plan in force and start what is missing.
+
+        Experts without expected tokens keep their replicas, but none is started for them.
+
+        Args:
+            plan: The plan.
+            decision_s: How long the planner took, for the record.
+        """
+        self.plans += 1
+        self.plan_s.add(decision_s)
+        board, layer = self.board, plan.layer
+        warm_ED = board.warm_LED[layer] | self._platform.loading_ED(self, layer)
+        diff = diff_plan(plan, previous_ED=board.planned_LED[layer], warm_ED=warm_ED)
+        board.planned_LED[layer] = plan.replicas_ED
+        board.plan_time_ns_L[layer] = int(self._platform.clock.now_s() * 1e9)
+        board.plan_step_L[layer] = plan.step
+        for expert, device in diff.retire:
+            self._platform.pools[device].unwant(self.function(layer, expert))
+        for expert, device in diff.start:
+            if board.device_up_D[device] and plan.load_E[expert] > 0:
+                self._platform.pools[device].want(
+                    self.function(layer, expert),
+                    num_bytes=self.function_bytes,
+                    load_tokens=float(plan.load_E[expert]),
+                )
+        if diff.start:
+            self._platform.advance()
+        return diff
+
+    def function(self, layer: int, expert: int) -> FunctionId:
+        """The id of one of the model's functions."""
+        return FunctionId(self.spec.model_id, layer, expert)
+
+    def report(self, *, paper_byte_s: float) -> dict[str, Any]:
+        """Counters of this model as a JSON object.
+
+        Args:
+            paper_byte_s: The engine's sum of layer time x bytes of the layer's warm replicas.
+        """
+        now_s = self._platform.clock.now_s()
+        pools = self._platform.pools
+        states_D: dict[str, list[int]] = {s.value: [0] * len(pools) for s in State}
+        for pool in pools:
+            for instance in pool.instances():
+                if instance.function.model == self.spec.model_id:
+                    states_D[instance.state.value][pool.device] += 1
+        budget = sum(pool.budget_bytes for pool in pools)
+        busy_ns = self.earlier_busy_ns + int(self.board.busy_ns_LED.sum())
+        return {
+            "cold_starts": self.cold_starts,
+            "blocking_loads": self.blocking_loads,
+            "evictions": self.evictions,
+            "failed_loads": self.failed_loads,
+            "plans": self.plans,
+            "plan_s": asdict(Timing.of(self.plan_s)),
+            "instances_D": states_D,
+            "resident_bytes_D": [pool.held_bytes for pool in pools],
+            "budget_bytes_D": [pool.budget_bytes for pool in pools],
+            "gb_s": {
+                "billed": busy_ns * self.function_bytes / (1e9 * GB),
+                "resident": self._platform.meters[self.spec.model_id].gb_s(now_s=now_s),
+                "reserved": budget * (now_s - self.started_s) / GB,
+                "paper": paper_byte_s / GB,
+            },
+        }
+
+
+class Platform:
+    """Pools and models.
+
+    Args:
+        budgets_bytes: Budget of each device [D].
+        clock: The time.
+        keep_alive: How long idle instances stay.
+        sink: Receives events.
+    """
+
+    def __init__(
+        self,
+        budgets_bytes: Sequence[int],
+        *,
+        clock: Clock,
+        keep_alive: KeepAlive,
+        sink: EventSink,
+    ) -> None:
+        self.clock = clock
+        self.pools = [
+            DevicePool(device=d, budget_bytes=b, order=self) for d, b in enumerate(budgets_bytes)
+        ]
+        self.hosts: dict[int, HostPort] = {}
+        self.models: dict[str, ModelPlacement] = {}
+        self.meters: dict[str, ResidencyMeter] = {}
+        self._keep_alive = keep_alive
+        self._sink = sink
+        self._finished: list[DemandResult] = []
+        self._load_began_s: dict[tuple[FunctionId, int], float] = {}
+
+    # Models and devices
+
+    def add_model(self, spec: ModelSpec, *, function_bytes: int, board: Board) -> ModelPlacement:
+        """Register a model; instances left by an earlier engine of the same model stay warm.
+
+        Raises:
+            BudgetError: The devices cannot hold one layer's experts at once.
+            FunctionError: Another model has the same id.
+        """
+        known = self.models.get(spec.model_id)
+        if known is not None:
+            return self._rebind(known, spec=spec, function_bytes=function_bytes, board=board)
+        slots = sum(pool.budget_bytes // function_bytes for pool in self.pools)
+        if slots < spec.num_experts:
+            least = -(-spec.num_experts // len(self.pools)) * function_bytes
+            raise BudgetError(
+                f"the device budgets hold {slots} experts of {function_bytes:,} bytes, but a "
+                f"layer of {spec.model_id} has {spec.num_experts}: give each of the "
+                f"{len(self.pools)} devices at least {least:,} bytes"
+            )
+        model = ModelPlacement(self, spec=spec, function_bytes=function_bytes, board=board)
+        board.layer[0] = -1  # no layer has run
+        board.device_up_D[:] = [d in self.hosts for d in range(len(self.pools))]
+        self.models[spec.model_id] = model
+        self.meters[spec.model_id] = ResidencyMeter(now_s=self.clock.now_s())
+        return model
+
+    def release(self, model: ModelPlacement) -> None:
+        """The model's engine is gone. Its instances stay until their keep-alive ends."""
+        model.demands.clear()
+
+    def _rebind(
+        self, model: ModelPlacement, *, spec: ModelSpec, function_bytes: int, board: Board
+    ) -> ModelPlacement:
+        if model.spec != spec or model.function_bytes != function_bytes:
+            raise FunctionError(f"another model is known as {spec.model_id}")
+        board.layer[0] = -1
+        board.device_up_D[:] = model.board.device_up_D
+        board.warm_LED[:] = model.board.warm_LED
+        board.used_ns_LED[:] = model.board.used_ns_LED
+        model.earlier_busy_ns += int(model.board.busy_ns_LED.sum())
+        model.board = board
+        return model
+
+    def device_up(self, device: int, host: HostPort) -> None:
+        """A device's host is ready; what is planned for it is loaded."""
+        self.hosts[device] = host
+        for model in self.models.values():
+            model.board.device_generation_D[device] += 1
+            model.board.device_up_D[device] = 1
+            for layer, expert in np.argwhere(model.board.planned_LED[:, :, device]):
+                self.pools[device].want(
+                    model.function(int(layer), int(expert)),
+                    num_bytes=model.function_bytes,
+                )
+        self.advance()
+
+    def device_down(self, device: int) -> None:
+        """A device's host is gone with all its instances; waiting tokens are served elsewhere."""
+        self.hosts.pop(device, None)
+        for model in self.models.values():
+            model.board.device_up_D[device] = 0
+            model.board.warm_LED[:, :, device] = 0
+        self.pools[device].lost(now_s=self.clock.now_s())
+        self._load_began_s = {k: v for k, v in self._load_began_s.items() if k[1] != device}
+        for model in self.models.values():
+            self._account(model)
+            for demand in list(model.demands.values()):
+                self._start_missing(model, demand)
+        self.advance()
+
+    # The token path's last resort
+
+    def demand(
+        self, model: ModelPlacement, *, ticket: int, layer: int, experts: Sequence[int]
+    ) -> None:
+        """Tokens wait for experts that have no warm replica: load them before all else.
+
+        The end is reported by ``finished``.
+        """
+        functions = {model.function(layer, expert) for expert in experts}
+        missing = {f for f in functions if not model.board.warm_LED[layer, f.expert].any()}
+        demand = _Demand(ticket=ticket, missing=missing)
+        model.demands[ticket] = demand
+        self._start_missing(model, demand)
+        self._settle(model)
+        self.advance()
+
+    def finished(self) -> list[DemandResult]:
+        """Demands that have ended since the last call."""
+        done, self._finished = self._finished, []
+        return done
+
+    # Reports of hosts
+
+    def loaded(self, device: int, function: FunctionId) -> None:
+        """A load has ended well."""
+        now_s = self.clock.now_s()
+        instance = self.pools[device].loaded(function, now_s=now_s)
+        began_s = self._load_began_s.pop((function, device), now_s)
+        model = self.models[function.model]
+        model.board.used_ns_LED[function.layer, function.expert, device] = int(now_s * 1e9)
+        model.board.warm_LED[function.layer, function.expert, device] = 1
+        model.cold_starts += 1
+        model.blocking_loads += instance.blocking
+        for demand in model.demands.values():
+            demand.missing.discard(function)
+        self._settle(model)
+        self._sink.emit(
+            InstanceLoaded(
+                time_s=now_s,
+                model=function.model,
+                layer=function.layer,
+                expert=function.expert,
+                device=device,
+                num_bytes=instance.num_bytes,
+                load_s=now_s - began_s,
+                blocking=instance.blocking,
+            )
+        )
+        self.advance()
+
+    def failed(self, device: int, function: FunctionId, *, reason: str) -> None:
+        """A load has failed and was rolled back; the plan in force stays."""
+        now_s = self.clock.now_s()
+        self.pools[device].failed(function, now_s=now_s)
+        self._load_began_s.pop((function, device), None)
+        model = self.models[function.model]
+        model.failed_loads += 1
+        for demand in model.demands.values():
+            if function in demand.missing:
+                demand.failures[function] = reason
+        self._settle(model)
+        self._account(model)
+        self._sink.emit(
+            LoadFailed(
+                time_s=now_s,
+                model=function.model,
+                layer=function.layer,
+                expert=function.expert,
+                device=device,
+                reason=reason,
+            )
+        )
+        self.advance()
+
+    def evicted(self, device: int, function: FunctionId, *, reason: str) -> None:
+        """An eviction has been carried out."""
+        now_s = self.clock.now_s()
+        self.pools[device].evicted(function, now_s=now_s)
+        model = self.models[function.model]
+        model.evictions += 1
+        self._account(model)
+        self._sink.emit(
+            InstanceEvicted(
+                time_s=now_s,
+                model=function.model,
+                layer=function.layer,
+                expert=function.expert,
+                device=device,
+                reason=reason,
+            )
+        )
+        for demand in list(model.demands.values()):
+            self._start_missing(model, demand)
+        self.advance()
+
+    # Time passes
+
+    def tick(self) -> None:
+        """Retire what has been idle for too long; call it now and then."""
+        now_s = self.clock.now_s()
+        for pool in self.pools:
+            self._note_use(pool)
+            for instance in pool.expired(
+                lambda f, idle_s: self._keep_alive.keep_s(f, idle_s=idle_s), now_s=now_s
+            ):
+                self._carry_out(
+                    pool, pool.evict(instance.function, reason="keep-alive", now_s=now_s)
+                )
+
+    def advance(self) -> None:
+        """Issue all loads and evictions that the pools want and can afford now."""
+        now_s = self.clock.now_s()
+        for pool in self.pools:
+            if pool.device in self.hosts:
+                orders = pool.advance(now_s=now_s)
+                while orders:
+                    self._carry_out(pool, orders)
+                    orders = pool.advance(now_s=now_s)
+
+    # Order of loads and evictions (functions.pool.PoolOrder)
+
+    def needed_in(self, function: FunctionId) -> int:
+        """Layers until the function's layer runs next, from 1 to L.
+
+        The layer whose gate spoke last has had its turn: it counts as L.
+        """
+        model = self.models[function.model]
+        ahead = (function.layer - int(model.board.layer[0])) % model.spec.num_layers
+        return ahead or model.spec.num_layers
+
+    def worth(self, instance: Instance) -> tuple[float, ...]:
+        """Unplanned first; then what is needed last; then second copies; then the idlest."""
+        model = self.models[instance.function.model]
+        layer, expert = instance.function.layer, instance.function.expert
+        warm_D = model.board.warm_LED[layer, expert]
+        return (
+            float(model.board.planned_LED[layer, expert, instance.device]),
+            -float(self.needed_in(instance.function)),
+            float(warm_D.sum() <= 1),
+            float(model.board.used_ns_LED[layer, expert, instance.device]),
+        )
+
+    def may_evict(self, victim: Instance, *, for_load: FunctionId, blocking: bool) -> bool:
+        """Whether a victim is needed later than the function that wants its place."""
+        model = self.models[victim.function.model]
+        layer, expert = victim.function.layer, victim.function.expert
+        only_copy = model.board.warm_LED[layer, expert].sum() <= 1
+        current = layer == int(model.board.layer[0])
+        if blocking:
+            return not (current and only_copy)
+        if current:
+            return False
+        planned = bool(model.board.planned_LED[layer, expert, victim.device])
+        if not planned and not only_copy:
+            return True
+        return self.needed_in(victim.function) > self.needed_in(for_load)
+
+    # Quotas
+
+    def layer_quota_D(self, model: ModelPlacement) -> CountArray:
+        """Replicas of one layer that each device may hold, int64 [D]; see ``capacity_D``."""
+        slots_D = np.array([p.budget_bytes // model.function_bytes for p in self.pools])
+        slots_D[model.board.device_up_D == 0] = 0
+        share_D = slots_D // model.spec.num_layers
+        if share_D.sum() >= model.spec.num_experts:
+            return share_D
+        half_D = slots_D // 2
+        return half_D if half_D.sum() >= model.spec.num_experts else slots_D
+
+    def loading_ED(self, model: ModelPlacement, layer: int) -> ReplicaArray:
+        """1 where an instance of the layer is loading, uint8 [E, D]."""
+        loading = np.zeros(model.board.warm_LED.shape[1:], dtype=np.uint8)
+        for function, device in self._load_began_s:
+            if function.model == model.spec.model_id and function.layer == layer:
+                loading[function.expert, device] = 1
+        return loading
+
+    # Details
+
+    def _start_missing(self, model: ModelPlacement, demand: _Demand) -> None:
+        """See to it that each missing function is on its way somewhere."""
+        for function in sorted(demand.missing):
+            for pool in self.pools:
+                if pool.state(function) is State.LOADING:
+                    pool.want(function, num_bytes=model.function_bytes, blocking=True)
+                    break
+            else:
+                device = self._choose_device(model, function)
+                if device is None:
+                    demand.failures[function] = "no device is up"
+                    continue
+                self.pools[device].want(function, num_bytes=model.function_bytes, blocking=True)
+        self._settle(model)
+
+    def _choose_device(self, model: ModelPlacement, function: FunctionId) -> int | None:
+        """Where to load a function that tokens wait for.
+
+        Only a device that can make room without evicting the last copy of an expert of the same
+        layer; among those the planned one, then the one with most room. One exists, because the
+        devices hold a layer's experts between them.
+        """
+        board, layer = model.board, function.layer
+
+        def room(pool: DevicePool) -> int:
+            slots = pool.budget_bytes // model.function_bytes
+            needed = sum(
+                i.function.model == function.model
+                and i.function.layer == layer
+                and (
+                    i.state is State.LOADING or board.warm_LED[layer, i.function.expert].sum() <= 1
+                )
+                for i in pool.instances()
+            )
+            return slots - needed - pool.waiting()
+
+        def rank(pool: DevicePool) -> tuple[bool, bool, int, int]:
+            free = room(pool)
+            planned = bool(board.planned_LED[layer, function.expert, pool.device])
+            return (free <= 0, not planned, -free, pool.device)
+
+        up = [pool for pool in self.pools if pool.device in self.hosts]
+        return min(up, key=rank).device if up else None
+
+    def _settle(self, model: ModelPlacement) -> None:
+        for ticket, demand in list(model.demands.items()):
+            if demand.failures:
+                function, reason = next(iter(demand.failures.items()))
+                self._finished.append(
+                    DemandResult(
+                        ticket=ticket,
+                        error=f"layer {function.layer}, expert {function.expert}: {reason}",
+                    )
+                )
+                del model.demands[ticket]
+            elif not demand.missing:
+                self._finished.append(DemandResult(ticket=ticket))
+                del model.demands[ticket]
+
+    def _carry_out(self, pool: DevicePool, orders: list[Load | Evict]) -> None:
+        for order in orders:
+            host = self.hosts[pool.device]
+            model = self.models[order.function.model]
+            if isinstance(order, Load):
+                self._load_began_s[order.function, pool.device] = self.clock.now_s()
+                self._account(model)
+                host.load(order.function)
+            else:
+                layer, expert = order.function.layer, order.function.expert
+                model.board.warm_LED[layer, expert, pool.device] = 0
+                host.evict(order.function, reason=order.reason)
+
+    def _note_use(self, pool: DevicePool) -> None:
+        """Bring the pool's view of idle times up to date from the engines' boards."""
+        for instance in list(pool.instances()):
+            function = instance.function
+            board = self.models[function.model].board
+            used_s = float(board.used_ns_LED[function.layer, function.expert, pool.device]) / 1e9
+            if used_s > instance.last_used_s:
+                pool.used(function, finished_s=used_s)
+
+    def _account(self, model: ModelPlacement) -> None:
+        held = sum(
+            instance.num_bytes
+            for pool in self.pools
+            for instance in pool.instances()
+            if instance.function.model == model.spec.model_id
+        )
+        self.meters[model.spec.model_id].set_bytes(held, now_s=self.clock.now_s())
+

@@ -1,0 +1,258 @@
+"""The pool of one device: which instances it holds, loads and gives up.
+
+Pure bookkeeping: it decides what to load and what to evict, somebody else (a worker) does it and
+reports back. The budget is kept to the byte: bytes count from the moment a load is issued until
+its eviction has been confirmed. It must not know processes, sockets or torch.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from moeless.core.model import FunctionId
+from moeless.errors import BudgetError
+from moeless.functions.lifecycle import Instance, State, Step
+
+
+class PoolOrder(Protocol):
+    """Ranks functions: what is needed first, and what would be missed least."""
+
+    def needed_in(self, function: FunctionId) -> int:
+        """Layers until the function's layer runs next; lower is loaded first."""
+        ...
+
+    def worth(self, instance: Instance) -> tuple[float, ...]:
+        """Lower goes first."""
+        ...
+
+    def may_evict(self, victim: Instance, *, for_load: FunctionId, blocking: bool) -> bool:
+        """Whether a victim may leave so that another function can be loaded."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """An order to load a function."""
+
+    function: FunctionId
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evict:
+    """An order to evict a function."""
+
+    function: FunctionId
+    reason: str
+
+
+@dataclass(kw_only=True)
+class _Wanted:
+    num_bytes: int
+    load_tokens: float
+    blocking: bool
+
+
+class DevicePool:
+    """Instances of one device under a byte budget.
+
+    Args:
+        device: Device index.
+        budget_bytes: Bytes that instances may hold at any time.
+        order: Ranks functions for loading and eviction.
+        max_loads: Loads in flight at once.
+    """
+
+    def __init__(
+        self, *, device: int, budget_bytes: int, order: PoolOrder, max_loads: int = 2
+    ) -> None:
+        self.device = device
+        self.budget_bytes = budget_bytes
+        self._order = order
+        self._max_loads = max_loads
+        self._instances: dict[FunctionId, Instance] = {}
+        self._wanted: dict[FunctionId, _Wanted] = {}
+        self._held_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all instances that are loading, warm, busy or draining."""
+        return self._held_bytes
+
+    def instances(self) -> Iterable[Instance]:
+        """All instances that are not cold."""
+        return self._instances.values()
+
+    def waiting(self) -> int:
+        """Functions that tokens wait for and whose load has not begun."""
+        return sum(wanted.blocking for wanted in self._wanted.values())
+
+    def state(self, function: FunctionId) -> State:
+        """The function's state on this device."""
+        instance = self._instances.get(function)
+        return instance.state if instance else State.COLD
+
+    def want(
+        self,
+        function: FunctionId,
+        *,
+        num_bytes: int,
+        load_tokens: float = 0.0,
+        blocking: bool = False,
+    ) -> None:
+        """Ask that a function become warm.
+
+        Args:
+            function: Which function.
+            num_bytes: Bytes it will hold.
+            load_tokens: Tokens expected; among functions needed at the same time the most loaded
+                goes first.
+            blocking: A token waits: loaded before everything else.
+
+        Raises:
+            BudgetError: The function alone is larger than the budget.
+        """
+        if num_bytes > self.budget_bytes:
+            raise BudgetError(
+                f"device {self.device}: {function} needs {num_bytes} bytes, "
+                f"the budget is {self.budget_bytes}"
+            )
+        instance = self._instances.get(function)
+        if instance is not None and instance.state is not State.DRAINING:
+            instance.blocking |= blocking
+            return
+        known = self._wanted.get(function)
+        blocking = blocking or (known is not None and known.blocking)
+        self._wanted[function] = _Wanted(
+            num_bytes=num_bytes, load_tokens=load_tokens, blocking=blocking
+        )
+
+    def unwant(self, function: FunctionId) -> None:
+        """Withdraw a wish that has not been acted on, unless a token waits for it."""
+        known = self._wanted.get(function)
+        if known is not None and not known.blocking:
+            del self._wanted[function]
+
+    def advance(self, *, now_s: float) -> list[Load | Evict]:
+        """Decide what to do next; the caller carries the orders out and reports back.
+
+        Returns:
+            Orders, to be carried out in this order.
+        """
+        orders: list[Load | Evict] = []
+        if not self._wanted:
+            return orders
+
+        def urgency(item: tuple[FunctionId, _Wanted]) -> tuple[bool, int, float, FunctionId]:
+            function, wanted = item
+            needed_in = self._order.needed_in(function)
+            return (not wanted.blocking, needed_in, -wanted.load_tokens, function)
+
+        queue = sorted(self._wanted.items(), key=urgency)
+        for function, wanted in queue:
+            if self._loads_in_flight() >= self._max_loads:
+                break
+            if function in self._instances:  # still draining
+                if wanted.blocking:
+                    break
+                continue
+            short = self._held_bytes + wanted.num_bytes - self.budget_bytes
+            if short > 0:
+                orders += self._make_room(function, short, wanted, now_s=now_s)
+                break  # wait for the evictions (or for better times) before anything less urgent
+            instance = Instance(
+                function=function,
+                device=self.device,
+                num_bytes=wanted.num_bytes,
+                blocking=wanted.blocking,
+            )
+            instance.take(Step.LOAD, now_s=now_s)
+            self._instances[function] = instance
+            self._held_bytes += wanted.num_bytes
+            del self._wanted[function]
+            orders.append(Load(function=function))
+        return orders
+
+    def evict(self, function: FunctionId, *, reason: str, now_s: float) -> list[Load | Evict]:
+        """Give up a warm instance; anything else stays as it is."""
+        instance = self._instances.get(function)
+        if instance is None or instance.state is not State.WARM:
+            return []
+        instance.take(Step.DRAIN, now_s=now_s)
+        return [Evict(function=function, reason=reason)]
+
+    def loaded(self, function: FunctionId, *, now_s: float) -> Instance:
+        """A load has ended well."""
+        instance = self._instances[function]
+        instance.take(Step.LOADED, now_s=now_s)
+        return instance
+
+    def failed(self, function: FunctionId, *, now_s: float) -> Instance:
+        """A load has failed; its bytes are free again."""
+        return self._drop(function, Step.FAILED, now_s=now_s)
+
+    def evicted(self, function: FunctionId, *, now_s: float) -> Instance:
+        """An eviction has been carried out; its bytes are free again."""
+        return self._drop(function, Step.EVICTED, now_s=now_s)
+
+    def used(self, function: FunctionId, *, finished_s: float) -> None:
+        """An invocation began and finished on a warm instance."""
+        instance = self._instances.get(function)
+        if instance is not None and instance.state is State.WARM:
+            instance.take(Step.BEGIN, now_s=finished_s)
+            instance.take(Step.FINISH, now_s=finished_s)
+
+    def lost(self, *, now_s: float) -> list[Instance]:
+        """The device is gone, and all its instances with it."""
+        gone = [self._drop(function, Step.LOST, now_s=now_s) for function in [*self._instances]]
+        self._wanted.clear()
+        return gone
+
+    def expired(
+        self, keep_s: Callable[[FunctionId, float], float], *, now_s: float
+    ) -> list[Instance]:
+        """Warm instances that have been idle for longer than they are kept.
+
+        Args:
+            keep_s: Seconds to keep a function that has been idle for the given seconds.
+            now_s: The time.
+        """
+        return [
+            instance
+            for instance in self._instances.values()
+            if instance.state is State.WARM
+            and (idle_s := now_s - instance.last_used_s) >= keep_s(instance.function, idle_s)
+        ]
+
+    def _loads_in_flight(self) -> int:
+        return sum(i.state is State.LOADING for i in self._instances.values())
+
+    def _make_room(
+        self, function: FunctionId, short_bytes: int, wanted: _Wanted, *, now_s: float
+    ) -> list[Load | Evict]:
+        draining = sum(i.num_bytes for i in self._instances.values() if i.state is State.DRAINING)
+        short_bytes -= draining
+        victims: list[Instance] = []
+        if short_bytes > 0:
+            candidates = sorted(
+                (i for i in self._instances.values() if i.state is State.WARM),
+                key=lambda i: (self._order.worth(i), i.function),
+            )
+            for candidate in candidates:
+                if short_bytes <= 0:
+                    break
+                if self._order.may_evict(candidate, for_load=function, blocking=wanted.blocking):
+                    victims.append(candidate)
+                    short_bytes -= candidate.num_bytes
+            if short_bytes > 0:
+                return []  # evicting some would not be enough: keep them
+        orders: list[Load | Evict] = []
+        for victim in victims:
+            orders += self.evict(victim.function, reason="room", now_s=now_s)
+        return orders
+
+    def _drop(self, function: FunctionId, step: Step, *, now_s: float) -> Instance:
+        instance = self._instances[function]
+        instance.take(step, now_s=now_s)
+        del self._instances[function]
+        self._held_bytes -= instance.num_bytes
+        return instance

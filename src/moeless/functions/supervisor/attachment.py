@@ -1,0 +1,85 @@
+"""One engine's attachment: the shared regions and doorbells between it, us and the workers."""
+
+import socket
+
+from moeless.core.model import ModelSpec
+from moeless.functions import shared_memory
+from moeless.functions.board import Board
+from moeless.functions.channel import ChannelShape, hush, new_doorbell
+from moeless.functions.messages import Message, close_all
+
+
+class Attachment:
+    """An engine that is attached.
+
+    The supervisor keeps a descriptor of everything, so that a restarted worker gets the same
+    regions and the engine need not know.
+
+    Args:
+        number: Unique among the supervisor's attachments.
+        connection: The engine's socket.
+        spec: Its model.
+        shape: Sizes of its channel.
+        num_devices: D.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        connection: socket.socket,
+        *,
+        spec: ModelSpec,
+        shape: ChannelShape,
+        num_devices: int,
+    ) -> None:
+        self.number = number
+        self.connection = connection
+        self.spec = spec
+        self.shape = shape
+        board_shape = {
+            "num_layers": spec.num_layers,
+            "num_experts": spec.num_experts,
+            "num_devices": num_devices,
+        }
+        self._board_fd = shared_memory.create("moeless-board", Board.num_bytes(**board_shape))
+        self.board = Board(shared_memory.attach(self._board_fd), **board_shape)
+        self._payload_fd = shared_memory.create("moeless-payload", shape.payload_bytes)
+        self._mailbox_fds = [
+            shared_memory.create("moeless-mailbox", shape.mailbox_bytes)
+            for _ in range(num_devices)
+        ]
+        self._request_bells = [new_doorbell() for _ in range(num_devices)]
+        self._answer_bells = [new_doorbell() for _ in range(num_devices)]
+        self.load_bell = new_doorbell()
+
+    def engine_fds(self) -> list[int]:
+        """What the engine gets: board, payload, load bell, then three per device."""
+        fds = [self._board_fd, self._payload_fd, self.load_bell]
+        for trio in zip(self._mailbox_fds, self._request_bells, self._answer_bells, strict=True):
+            fds += trio
+        return fds
+
+    def worker_order(self, device: int) -> tuple[Message, list[int]]:
+        """The order, with descriptors, that attaches a worker to this engine."""
+        message = {
+            "op": "attach",
+            "engine": self.number,
+            "model": self.spec.model_id,
+            "shape": self.shape.to_json(),
+        }
+        fds = [
+            self._payload_fd,
+            self._mailbox_fds[device],
+            self._request_bells[device],
+            self._answer_bells[device],
+        ]
+        return message, fds
+
+    def quiet(self) -> None:
+        """Take back the load bell's ring."""
+        hush(self.load_bell)
+
+    def close(self) -> None:
+        """Give up the regions; they vanish when the engine and the workers have, too."""
+        close_all(self.engine_fds())
+        self.connection.close()

@@ -1,0 +1,203 @@
+"""How an engine attaches to a supervisor process. A ``functions.client.PlatformClient``."""
+
+import itertools
+import select
+import socket
+import threading
+import time
+from pathlib import Path
+
+from moeless.core.checkpoint import ExpertLayout
+from moeless.core.model import ModelSpec
+from moeless.errors import FunctionError, UnavailableError
+from moeless.functions import shared_memory
+from moeless.functions.board import Board
+from moeless.functions.channel import ChannelShape, Mailbox, ring
+from moeless.functions.client import Report
+from moeless.functions.messages import Message, close_all, receive, send
+from moeless.functions.wire import layout_to_json, spec_to_json
+
+
+class SupervisorClient:
+    """One engine's attachment.
+
+    Args:
+        socket_path: The supervisor's socket.
+        spec: The model.
+        layout: Where its expert weights are.
+        directory: The checkpoint.
+        shape: Sizes of the channel.
+        lookahead: Prediction distance d of the engine's forecasts; 0 for none.
+        timeout_s: How long attaching may take, workers' start included.
+
+    Raises:
+        FunctionError: The supervisor refuses; the message says why.
+    """
+
+    def __init__(
+        self,
+        socket_path: str,
+        *,
+        spec: ModelSpec,
+        layout: ExpertLayout,
+        directory: Path,
+        shape: ChannelShape,
+        lookahead: int,
+        timeout_s: float = 300.0,
+    ) -> None:
+        self._connection = _connect(socket_path, timeout_s=timeout_s)
+        self._lock = threading.Lock()
+        self._tickets = itertools.count(1)
+        self._demanded: dict[int, str | None] = {}
+        self._reports: list[Report] = []
+        send(
+            self._connection,
+            {
+                "op": "attach",
+                "spec": spec_to_json(spec),
+                "layout": layout_to_json(layout),
+                "directory": str(directory.resolve()),
+                "shape": shape.to_json(),
+                "lookahead": lookahead,
+            },
+        )
+        self._connection.settimeout(timeout_s)
+        try:
+            received = receive(self._connection)
+        except TimeoutError as error:
+            raise FunctionError(f"workers were not ready within {timeout_s:g} s") from error
+        if received is None:
+            raise FunctionError("the supervisor ended before the workers were ready")
+        message, fds = received
+        if message["op"] != "attached":
+            close_all(fds)
+            raise FunctionError(message.get("error", "the supervisor refused the engine"))
+        self._connection.settimeout(None)
+        self._num_devices = int(message["num_devices"])
+        self._function_bytes = int(message["function_bytes"])
+        self._wants_loads = bool(message["wants_loads"])
+        self._load_bell = fds[2]
+        self._board = Board(
+            shared_memory.attach(fds[0]),
+            num_layers=spec.num_layers,
+            num_experts=spec.num_experts,
+            num_devices=self._num_devices,
+        )
+        self.payload_region = shared_memory.attach(fds[1])
+        self.mailboxes = [Mailbox(shared_memory.attach(fd), shape) for fd in fds[3::3]]
+        self.request_bells = fds[4::3]
+        self.answer_bells = fds[5::3]
+        close_all([fds[0], fds[1], *fds[3::3]])
+
+    @property
+    def board(self) -> Board:
+        """The shared arrays."""
+        return self._board
+
+    @property
+    def num_devices(self) -> int:
+        """D."""
+        return self._num_devices
+
+    @property
+    def function_bytes(self) -> int:
+        """Bytes of one instance."""
+        return self._function_bytes
+
+    @property
+    def wants_loads(self) -> bool:
+        """Whether plans follow loads; False where they are fixed."""
+        return self._wants_loads
+
+    def announce_loads(self) -> None:
+        """Loads on the board are new; never blocks."""
+        ring(self._load_bell)
+
+    def demand(self, *, layer: int, experts: list[int]) -> int:
+        """Ask for experts without a warm replica; returns a ticket at once."""
+        ticket = next(self._tickets)
+        self._send({"op": "demand", "ticket": ticket, "layer": layer, "experts": experts})
+        return ticket
+
+    def await_demand(self, ticket: int, *, timeout_s: float) -> None:
+        """Wait until the demanded experts are warm.
+
+        Raises:
+            UnavailableError: An expert cannot be made warm anywhere, or it took too long.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            with self._lock:
+                if ticket in self._demanded:
+                    error = self._demanded.pop(ticket)
+                    break
+                self._receive_one(0.02)
+            if time.monotonic() > deadline_s:
+                raise UnavailableError(f"an expert was not loaded within {timeout_s:g} s")
+        if error is not None:
+            raise UnavailableError(error)
+
+    def give_up(self, device: int, *, reason: str) -> None:
+        """A device does not answer: it must be replaced before its work is repeated."""
+        self._send({"op": "kill", "device": device, "reason": reason})
+
+    def report(self, *, paper_byte_s: float) -> Report:
+        """Counters of the platform. May be called from any thread."""
+        deadline_s = time.monotonic() + 5.0
+        with self._lock:
+            self._reports.clear()
+            self._send({"op": "report", "paper_byte_s": paper_byte_s})
+            while not self._reports:
+                self._receive_one(0.1)
+                if time.monotonic() > deadline_s:
+                    raise FunctionError("the supervisor does not answer")
+            return self._reports.pop()
+
+    def close(self) -> None:
+        """Leave the platform."""
+        self._connection.close()
+        close_all([self._load_bell, *self.request_bells, *self.answer_bells])
+
+    def _send(self, message: Message) -> None:
+        try:
+            send(self._connection, message)
+        except OSError as error:
+            raise FunctionError("the supervisor is gone") from error
+
+    def _receive_one(self, timeout_s: float) -> None:
+        """Take one message if one comes in time; the caller holds the lock."""
+        poller = select.poll()
+        poller.register(self._connection, select.POLLIN)
+        if not poller.poll(timeout_s * 1000):
+            return
+        try:
+            received = receive(self._connection)
+        except OSError as error:
+            raise FunctionError("the supervisor is gone") from error
+        if received is None:
+            raise FunctionError("the supervisor is gone")
+        message, fds = received
+        close_all(fds)
+        if message["op"] == "demanded":
+            self._demanded[int(message["ticket"])] = message["error"]
+        elif message["op"] == "report":
+            self._reports.append(message)
+
+
+def _connect(socket_path: str, *, timeout_s: float) -> socket.socket:
+    """Connect as soon as the supervisor listens."""
+    deadline_s = time.monotonic() + min(timeout_s, 30.0)
+    pause = threading.Event()
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.connect(socket_path)
+        except OSError as error:
+            connection.close()
+            if time.monotonic() > deadline_s:
+                raise FunctionError(
+                    f"no supervisor listens on {socket_path}: {error.strerror}"
+                ) from error
+            pause.wait(0.01)
+        else:
+            return connection

@@ -1,0 +1,44 @@
+"""How a supervisor runs its workers."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """One worker process.
+
+    Args:
+        torch_device: Where it computes.
+        budget_bytes: What its instances may hold.
+        threads: Compute threads of its own.
+        cores: Cores it stays on; empty leaves it to the system.
+        spin_us: How long it looks for the next invocation before sleeping, in microseconds.
+    """
+
+    torch_device: str
+    budget_bytes: int
+    threads: int = 1
+    cores: tuple[int, ...] = ()
+    spin_us: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisorConfig:
+    """A supervisor.
+
+    Args:
+        socket_path: Where engines attach; made with mode 0600.
+        workers: One per device.
+        keep_alive_s: How long an idle instance stays warm.
+        linger_s: How long to stay after the owner has vanished without a word, so that a new
+            engine can attach to warm workers.
+        restart_backoff_s: Wait before the first restart of a worker; doubles up to 30 s.
+        start_timeout_s: How long a worker may take to report ready.
+    """
+
+    socket_path: str
+    workers: tuple[WorkerConfig, ...]
+    keep_alive_s: float = 300.0
+    linger_s: float = 10.0
+    restart_backoff_s: float = 0.2
+    start_timeout_s: float = 120.0

@@ -1,0 +1,93 @@
+"""What the token path counts about itself; read by snapshots from other threads."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeless.core.model import ModelSpec
+from moeless.core.plan import CountArray
+from moeless.telemetry.counters import LayerStats
+from moeless.telemetry.percentiles import SampleWindow
+
+
+class TokenPathStats:
+    """Counters of one engine.
+
+    Args:
+        spec: The model.
+        num_devices: D.
+        function_bytes: Bytes of one instance.
+    """
+
+    def __init__(self, spec: ModelSpec, *, num_devices: int, function_bytes: int) -> None:
+        self._function_bytes = function_bytes
+        self.layers = LayerStats(
+            num_layers=spec.num_layers, num_experts=spec.num_experts, num_devices=num_devices
+        )
+        self.split_s = SampleWindow()
+        self.layer_s = SampleWindow()
+        self.forecast_s = SampleWindow()
+        self.load_wait_s = SampleWindow()
+        self.layer_steps = 0
+        self.early_plans = 0
+        self.planned_replicas = 0
+        self.warm_replicas = 0
+        self.paper_byte_s = 0.0
+        self._accuracy_sum_L = np.zeros(spec.num_layers)
+        self._accuracy_count_L = np.zeros(spec.num_layers)
+
+    def record_plan(self, *, early: bool, planned: int, warm: int) -> None:
+        """What a layer found when its gate had spoken.
+
+        Args:
+            early: The plan for this step was in force.
+            planned: Replicas planned.
+            warm: Those of them that were warm.
+        """
+        self.layer_steps += 1
+        self.early_plans += early
+        self.planned_replicas += planned
+        self.warm_replicas += warm
+
+    def record_split(
+        self, layer: int, *, count_E: CountArray, share_ED: CountArray, seconds: float
+    ) -> None:
+        """A split of tokens [E] over replicas [E, D]."""
+        self.split_s.add(seconds)
+        self.layers.record_split(layer, count_E=count_E, device_tokens_D=share_ED.sum(axis=0))
+        self.layers.record_warm_starts(layer, int(np.count_nonzero(share_ED)))
+
+    def record_layer(self, layer: int, *, seconds: float, warm_replicas: int) -> None:
+        """A layer's experts have run."""
+        del layer
+        self.layer_s.add(seconds)
+        self.paper_byte_s += seconds * warm_replicas * self._function_bytes
+
+    def record_forecast(self, seconds: float) -> None:
+        """A look-ahead prediction was made."""
+        self.forecast_s.add(seconds)
+
+    def record_load_wait(self, seconds: float) -> None:
+        """Tokens waited for a load."""
+        self.load_wait_s.add(seconds)
+
+    def record_accuracy(
+        self, layer: int, expected_E: NDArray[np.float64], count_E: CountArray
+    ) -> None:
+        """A forecast met the load that came true; load accuracy of docs/metrics.md."""
+        total = float(count_E.sum())
+        scale = total / max(float(expected_E.sum()), 1e-9)
+        error = float(np.abs(expected_E * scale - count_E).sum())
+        self._accuracy_sum_L[layer] += 1.0 - 0.5 * error / total
+        self._accuracy_count_L[layer] += 1
+
+    @property
+    def accuracy_L(self) -> NDArray[np.float64]:
+        """Mean load accuracy of each layer's forecasts; NaN where there were none."""
+        mean = np.full(len(self._accuracy_sum_L), np.nan)
+        np.divide(
+            self._accuracy_sum_L,
+            self._accuracy_count_L,
+            out=mean,
+            where=self._accuracy_count_L > 0,
+        )
+        return mean

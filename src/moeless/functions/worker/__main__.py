@@ -1,0 +1,34 @@
+"""Entry point of a worker process; started by the supervisor, not by hand."""
+
+import argparse
+import os
+import signal
+import socket
+
+
+def main() -> None:
+    """Run a worker until the supervisor closes the connection."""
+    parser = argparse.ArgumentParser(prog="moeless-worker")
+    parser.add_argument("--socket-fd", type=int, required=True)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--spin-us", type=int, default=0)
+    parser.add_argument("--cores", default="", help="comma-separated cores to stay on")
+    arguments = parser.parse_args()
+    # The supervisor decides when workers end; a terminal's Ctrl-C must not tear them away from
+    # requests that are being finished.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if arguments.cores:
+        os.sched_setaffinity(0, {int(core) for core in arguments.cores.split(",")})
+
+    import torch  # after the thread settings and the affinity are in place
+
+    from moeless.functions.worker.worker import Worker
+
+    torch.set_num_threads(arguments.threads)
+    connection = socket.socket(fileno=arguments.socket_fd)
+    Worker(connection, device=arguments.device, spin_s=arguments.spin_us * 1e-6).run()
+
+
+if __name__ == "__main__":
+    main()

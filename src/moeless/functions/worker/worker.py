@@ -1,0 +1,207 @@
+"""The two loops of a worker: invocations of engines, and orders of the supervisor.
+
+Orders (load, evict, attach) are taken in order by a thread of their own, so that a load does not
+hold up invocations of instances that are warm.
+"""
+
+import contextlib
+import logging
+import mmap
+import os
+import select
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moeless.core.model import FunctionId
+from moeless.errors import MoelessError
+from moeless.functions import shared_memory
+from moeless.functions.channel import SPIN_IS_SAFE, ChannelShape, Mailbox, hush, new_doorbell, ring
+from moeless.functions.host import ExpertHost
+from moeless.functions.messages import Message, close_all, receive, send
+from moeless.functions.payload import Payload
+from moeless.functions.store.store import ExpertStore
+from moeless.functions.wire import layout_from_json, spec_from_json
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class _Engine:
+    model: str
+    payload: Payload
+    mailbox: Mailbox
+    regions: tuple[mmap.mmap, mmap.mmap]
+    request_bell: int
+    answer_bell: int
+    seen: int
+
+
+class Worker:
+    """One device's process.
+
+    Args:
+        connection: To the supervisor.
+        device: A torch device name.
+        spin_s: How long to look for the next invocation before sleeping.
+    """
+
+    def __init__(self, connection: socket.socket, *, device: str, spin_s: float) -> None:
+        self._connection = connection
+        self._host = ExpertHost(device)
+        self._spin_s = spin_s if SPIN_IS_SAFE else 0.0
+        self._engines: dict[int, _Engine] = {}
+        self._changed_bell = new_doorbell()
+        self._changed = True
+
+    def run(self) -> None:
+        """Serve until the supervisor closes the connection."""
+        threading.Thread(target=self._follow_orders, name="orders", daemon=True).start()
+        send(self._connection, {"op": "ready", "pid": os.getpid()})
+        self._serve_invocations()
+
+    # Invocations
+
+    def _serve_invocations(self) -> None:
+        poller = select.poll()
+        bells: set[int] = set()
+        while True:
+            if self._changed:
+                self._changed = False
+                hush(self._changed_bell)
+                for bell in bells:
+                    poller.unregister(bell)
+                bells = {e.request_bell for e in self._engines.values()} | {self._changed_bell}
+                for bell in bells:
+                    poller.register(bell, select.POLLIN)
+            engines = list(self._engines.values())
+            served = False
+            for engine in engines:
+                if engine.mailbox.requested != engine.seen:
+                    self._serve(engine)
+                    served = True
+            if served or self._look(engines):
+                continue
+            for fd, _ in poller.poll():
+                hush(fd)
+
+    def _look(self, engines: list[_Engine]) -> bool:
+        """Watch the mailboxes for a moment; whether something came."""
+        if self._spin_s <= 0:
+            return False
+        until_s = time.monotonic() + self._spin_s
+        while time.monotonic() < until_s:
+            if any(e.mailbox.requested != e.seen for e in engines):
+                return True
+        return False
+
+    def _serve(self, engine: _Engine) -> None:
+        seq, layer, rows, n = engine.mailbox.request()
+        engine.seen = seq
+        busy_ns = self._host.invoke(
+            engine.model,
+            layer,
+            x_TH=engine.payload.x_TH[:rows],
+            token_S=engine.payload.token_S,
+            segments_n3=engine.mailbox.segments_n3[:n],
+            y_SH=engine.payload.y_SH,
+            status_n=engine.mailbox.status_n[:n],
+        )
+        engine.mailbox.answer(seq, busy_ns=busy_ns)
+        ring(engine.answer_bell)
+
+    # Orders
+
+    def _follow_orders(self) -> None:
+        orders = {
+            "model": self._add_model,
+            "load": self._load,
+            "evict": self._evict,
+            "attach": self._attach,
+            "detach": self._detach,
+        }
+        while True:
+            received = None
+            with contextlib.suppress(OSError):
+                received = receive(self._connection)
+            if received is None:
+                os._exit(0)  # the supervisor is gone: nothing is left to do or to save
+            message, fds = received
+            try:
+                orders[message["op"]](message, fds)
+            except OSError:
+                os._exit(0)
+            except Exception:  # noqa: BLE001 - a worker that cannot follow orders must end,
+                _log.exception("order %r failed", message.get("op"))  # so that it is replaced
+                os._exit(1)
+
+    def _add_model(self, message: Message, fds: list[int]) -> None:
+        close_all(fds)
+        reply: Message = {"op": "model", "model": message["model"]}
+        try:
+            spec = spec_from_json(message["spec"])
+            layout = layout_from_json(message["layout"])
+            store = ExpertStore(Path(message["directory"]), layout, spec)
+            reply["function_bytes"] = self._host.add_model(store, spec)
+        except MoelessError as error:
+            reply["error"] = str(error)
+        send(self._connection, reply)
+
+    def _load(self, message: Message, fds: list[int]) -> None:
+        close_all(fds)
+        function = FunctionId(*message["function"])
+        try:
+            num_bytes = self._host.load(function)
+        except MoelessError as error:
+            reply: dict[str, Any] = {"op": "failed", "reason": str(error)}
+        else:
+            reply = {"op": "loaded", "num_bytes": num_bytes}
+        send(self._connection, reply | {"function": function})
+
+    def _evict(self, message: Message, fds: list[int]) -> None:
+        close_all(fds)
+        function = FunctionId(*message["function"])
+        self._host.evict(function)
+        send(
+            self._connection,
+            {
+                "op": "evicted",
+                "function": function,
+                "reason": message["reason"],
+                "resident_bytes": self._host.resident_bytes,
+            },
+        )
+
+    def _attach(self, message: Message, fds: list[int]) -> None:
+        shape = ChannelShape(**message["shape"])
+        payload_fd, mailbox_fd, request_bell, answer_bell = fds
+        payload = shared_memory.attach(payload_fd)
+        box = shared_memory.attach(mailbox_fd)
+        close_all([payload_fd, mailbox_fd])
+        mailbox = Mailbox(box, shape)
+        self._engines[message["engine"]] = _Engine(
+            model=message["model"],
+            payload=Payload(payload, shape),
+            mailbox=mailbox,
+            regions=(payload, box),
+            request_bell=request_bell,
+            answer_bell=answer_bell,
+            # What was asked of this device's previous worker has been given up by the engine.
+            seen=mailbox.requested,
+        )
+        self._wake()
+        send(self._connection, {"op": "attached", "engine": message["engine"]})
+
+    def _detach(self, message: Message, fds: list[int]) -> None:
+        close_all(fds)
+        engine = self._engines.pop(message["engine"], None)
+        if engine is not None:
+            self._wake()
+            close_all([engine.request_bell, engine.answer_bell])
+
+    def _wake(self) -> None:
+        self._changed = True
+        ring(self._changed_bell)
