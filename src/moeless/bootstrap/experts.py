@@ -157,11 +157,15 @@ def _forecast(loaded: LoadedModel, distance: int) -> Forecast | None:
     if not 0 < distance < loaded.spec.num_layers:
         return None
     rule = loaded.router_rule
-    gates = []
-    for block in loaded.moe_blocks:
-        correction = rule.correction_bias and getattr(block.router, rule.correction_bias)
-        bias = block.router.bias if rule.has_bias else None
-        gates.append(Gate(block.router.weight, bias, rule, correction or None))
+    gates = [
+        Gate(
+            block.router.weight,
+            block.router.bias if rule.has_bias else None,
+            rule,
+            getattr(block.router, rule.correction_bias) if rule.correction_bias else None,
+        )
+        for block in loaded.moe_blocks
+    ]
     return GatePredictor(gates, distance).predict
 
 
@@ -240,15 +244,16 @@ def _start_processes(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRunti
             shape=shape,
             lookahead=_lookahead(config),
         )
+        invoker = ProcessInvoker(client, shape, spin_s=spin_us * 1e-6)
+        dispatcher = _dispatcher(loaded, config, client, invoker)
     except BaseException:
         supervisor.close()
         raise
-    invoker = ProcessInvoker(client, shape, spin_s=spin_us * 1e-6)
     return ExpertsRuntime(
         spec=spec,
         config=config,
         client=client,
-        dispatcher=_dispatcher(loaded, config, client, invoker),
+        dispatcher=dispatcher,
         invoker=invoker,
         supervisor=supervisor,
     )

@@ -56,6 +56,7 @@ class Worker:
         self._engines: dict[int, _Engine] = {}
         self._changed_bell = new_doorbell()
         self._changed = True
+        self._to_close: list[int] = []
 
     def run(self) -> None:
         """Serve until the supervisor closes the connection."""
@@ -75,6 +76,8 @@ class Worker:
                 for bell in bells:
                     poller.unregister(bell)
                 bells = {e.request_bell for e in self._engines.values()} | {self._changed_bell}
+                closing, self._to_close = self._to_close, []
+                close_all(closing)
                 for bell in bells:
                     poller.register(bell, select.POLLIN)
             engines = list(self._engines.values())
@@ -199,8 +202,9 @@ class Worker:
         close_all(fds)
         engine = self._engines.pop(message["engine"], None)
         if engine is not None:
+            # The invocation loop closes them, once it no longer polls them.
+            self._to_close += [engine.request_bell, engine.answer_bell]
             self._wake()
-            close_all([engine.request_bell, engine.answer_bell])
 
     def _wake(self) -> None:
         self._changed = True
