@@ -37,13 +37,18 @@ class HealthMonitor:
         self.reason = None
 
     def record_failure(self, reason: str, now_s: float) -> None:
-        """A request, or a new attempt while broken, failed because a forward did."""
+        """A request failed because its forward did."""
         self._failures += 1
-        if self._failures >= self._failures_allowed:
+        if self.healthy and self._failures >= self._failures_allowed:
             self._retry_at_s = now_s + self._pause_s
-            if self.reason is not None:
-                self._pause_s = min(2 * self._pause_s, self._longest_retry_s)
             self.reason = f"the model failed {self._failures} times in a row, last: {reason}"
+
+    def record_failed_retry(self, reason: str, now_s: float) -> None:
+        """A new attempt at the broken model failed as well."""
+        self._failures += 1
+        self._pause_s = min(2 * self._pause_s, self._longest_retry_s)
+        self._retry_at_s = now_s + self._pause_s
+        self.reason = f"the model failed {self._failures} times in a row, last: {reason}"
 
     def seconds_to_retry(self, now_s: float) -> float:
         """How long to wait before the model is tried again; 0 when it is time."""

@@ -102,7 +102,7 @@ class StepLoop:
             self._runner.prefill(BatchCache.for_prefill(1), [0])
         except Exception as error:
             logger.exception("the model is still broken")
-            self._health.record_failure(describe_failure(error), self._clock())
+            self._health.record_failed_retry(describe_failure(error), self._clock())
         else:
             self._health.record_success()
 
