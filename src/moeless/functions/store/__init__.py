@@ -1,7 +1,7 @@
 """The expert store: weights of single experts, straight from a checkpoint's safetensors shards.
 
 ``index`` and ``shard`` know files and headers, ``codecs`` quantisation, ``sources`` how a layout
-maps to tensors, ``wire`` how layouts and specs travel to worker processes.
+maps to tensors. Importing this package loads torch.
 """
 
 from moeless.functions.store.expert_weights import ExpertWeights
