@@ -86,3 +86,26 @@ class ExpertsConfig:
             raise ConfigError(f"spin is {self.spin_us} µs; use 0 to 1000000")
         if self.max_rows < 1:
             raise ConfigError(f"max rows is {self.max_rows}; use 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """The serving engine.
+
+    Args:
+        model: A directory, a hub id, or ``demo``.
+        model_id: The id under which it is served; None takes the directory's name.
+        dtype: ``auto`` for the checkpoint's own, or ``float32``, ``bfloat16``, ``float16``.
+        max_batch_size: Sequences that run at the same time.
+        max_waiting: Requests that may wait beyond those.
+        max_model_len: Tokens of prompt and completion; None takes the model's own limit.
+        prefill_chunk_tokens: Prompt tokens that may delay one decode step.
+    """
+
+    model: str
+    model_id: str | None = None
+    dtype: str = "auto"
+    max_batch_size: int = 32
+    max_waiting: int = 256
+    max_model_len: int | None = None
+    prefill_chunk_tokens: int = 512

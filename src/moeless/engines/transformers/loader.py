@@ -113,6 +113,44 @@ def load_engine_model(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class DescribedModel:
+    """What a checkpoint's configuration and headers say.
+
+    Args:
+        spec: The routed experts.
+        layout: Where their weights are stored.
+    """
+
+    spec: ModelSpec
+    layout: ExpertLayout
+
+
+def describe_model(model_dir: Path, *, model_id: str | None = None) -> DescribedModel:
+    """Read a model's configuration and its weights' headers, and nothing else.
+
+    Args:
+        model_dir: Holds ``config.json`` and safetensors weights.
+        model_id: Its id; the directory's name by default.
+
+    Raises:
+        CheckpointError: A file or tensor is missing, damaged or quantised in an unknown way.
+        ModelError: A dense model, or an unknown family.
+    """
+    with _quiet():
+        family, config = read_config(model_dir)
+        check_quantization(config, model_dir)
+        index = CheckpointIndex(model_dir)
+        try:
+            _settle_dtype(config, family, index, "auto")
+            return DescribedModel(
+                spec=family.spec(config, model_id or model_dir.resolve().name),
+                layout=family.layout(config, index),
+            )
+        finally:
+            index.close()
+
+
 def attach_runtime(loaded: LoadedModel, runtime: Runtime | None) -> None:
     """Set what computes the experts of all layers; None detaches."""
     for block in loaded.moe_blocks:

@@ -1,0 +1,117 @@
+"""Wires a text engine whose experts are functions: model, experts, step loop."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moeless.config import EngineConfig, ExpertsConfig
+from moeless.errors import ModelError
+
+if TYPE_CHECKING:
+    from moeless.bootstrap.experts import ExpertsRuntime
+    from moeless.core.generation import TextEngine
+
+DEMO_MODEL = "demo"
+
+Progress = Callable[[str], None]
+"""Told what happens now, in a few words."""
+
+
+@dataclass(kw_only=True)
+class RunningEngine:
+    """A text engine and its experts.
+
+    Args:
+        engine: Generates text.
+        experts: The functions behind it.
+    """
+
+    engine: "TextEngine"
+    experts: "ExpertsRuntime"
+    close_engine: Callable[[], None]
+
+    def close(self) -> None:
+        """Stop generating, then stop the experts."""
+        self.close_engine()
+        self.experts.close()
+
+
+def prepare_process(experts: ExpertsConfig) -> None:
+    """Set what must be set before torch is first imported.
+
+    With workers on the same cores, idle compute threads of the engine must sleep: threads that
+    wait actively take the cores from the workers.
+    """
+    if experts.invoker == "process" and "torch" not in sys.modules:
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+
+def find_model(name: str, *, progress: Progress = lambda _: None) -> Path:
+    """The directory of a model; ``demo`` is built when it is missing.
+
+    Args:
+        name: A directory, a hub id, or ``demo``.
+        progress: Told what happens.
+
+    Raises:
+        CheckpointError: It cannot be found.
+    """
+    if name == DEMO_MODEL:
+        from moeless.engines.demo import ensure_demo_model
+
+        progress("finding the demo model (built the first time)")
+        return ensure_demo_model()
+    from moeless.engines.transformers.resolve import resolve_model
+
+    return resolve_model(name)
+
+
+def start_engine(
+    config: EngineConfig, experts: ExpertsConfig, *, progress: Progress = lambda _: None
+) -> RunningEngine:
+    """Load a model, start its experts and the step loop.
+
+    Args:
+        config: The engine.
+        experts: The experts.
+        progress: Told what happens.
+
+    Raises:
+        MoelessError: Something is wrong with the model, the options or the machine.
+    """
+    prepare_process(experts)
+    directory = find_model(config.model, progress=progress)
+    from moeless.bootstrap.experts import start_experts
+    from moeless.engines.transformers.generation.engine import TransformersTextEngine
+    from moeless.engines.transformers.generation.options import EngineOptions
+    from moeless.engines.transformers.loader import load_engine_model
+
+    progress("loading everything but the experts")
+    default_id = DEMO_MODEL if config.model == DEMO_MODEL else directory.resolve().name
+    loaded = load_engine_model(
+        directory, dtype=config.dtype, model_id=config.model_id or default_id
+    )
+    if loaded.tokenizer is None:
+        raise ModelError(f"{directory} has no tokenizer; add tokenizer.json and its configuration")
+    progress("starting expert workers")
+    runtime = start_experts(loaded, experts)
+    try:
+        engine = TransformersTextEngine(
+            loaded.model,
+            loaded.tokenizer,
+            model_id=loaded.spec.model_id,
+            options=EngineOptions(
+                max_batch_size=config.max_batch_size,
+                max_waiting=config.max_waiting,
+                max_model_len=config.max_model_len,
+                prefill_chunk_tokens=config.prefill_chunk_tokens,
+            ),
+        )
+    except BaseException:
+        runtime.close()
+        raise
+    return RunningEngine(engine=engine, experts=runtime, close_engine=engine.close)

@@ -1,0 +1,73 @@
+"""Wires the HTTP server in front of a running engine."""
+
+import signal
+from collections.abc import Callable
+from types import FrameType
+
+from moeless.bootstrap.engine import Progress, RunningEngine, start_engine
+from moeless.config import EngineConfig, ExpertsConfig
+from moeless.errors import MoelessError
+from moeless.server import ServerAddress, ServerSettings, create_app, run_server
+from moeless.telemetry.metrics import register_runtime
+from moeless.telemetry.snapshot import RuntimeSnapshot
+
+
+def serve_model(
+    engine: EngineConfig,
+    experts: ExpertsConfig,
+    *,
+    host: str,
+    port: int,
+    settings: ServerSettings,
+    on_ready: Callable[[ServerAddress], None],
+    progress: Progress,
+) -> None:
+    """Serve until SIGTERM or SIGINT, then stop everything that was started.
+
+    Args:
+        engine: The model and its limits.
+        experts: Where experts run.
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one.
+        settings: Limits and keys of the server.
+        on_ready: Told the real address once the server can answer.
+        progress: Told what happens until then.
+
+    Raises:
+        MoelessError: Something is wrong with the model, the options or the machine.
+    """
+    # While the model loads a SIGTERM must unwind, too, so that no worker stays behind.
+    previous = signal.signal(signal.SIGTERM, _interrupt)
+    running: RunningEngine | None = None
+    try:
+        running = start_engine(engine, experts, progress=progress)
+        app = create_app(
+            running.engine,
+            settings=settings,
+            metrics_text=_metrics_of(running),
+            experts_snapshot=lambda: running.experts.snapshot().to_dict(),
+        )
+        run_server(app, host, port, on_ready)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # closing takes a second at most
+        if running is not None:
+            running.close()
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _metrics_of(running: RunningEngine) -> Callable[[], bytes]:
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    def take_snapshot() -> RuntimeSnapshot | None:
+        try:
+            return running.experts.snapshot()
+        except MoelessError:
+            return None  # a scrape must not fail because the platform is restarting
+
+    registry = CollectorRegistry()
+    register_runtime(registry, take_snapshot)
+    return lambda: generate_latest(registry)
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,74 @@
+"""``moeless generate``: one answer, in this terminal."""
+
+import sys
+import time
+from typing import Any
+
+import click
+
+from moeless.cli.options import engine_config, engine_options, experts_config, experts_options
+
+
+@click.command()
+@click.argument("model")
+@click.argument("prompt")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True)
+@click.option(
+    "--temperature", type=click.FloatRange(0, 5), default=0.0, show_default=True, help="0: greedy."
+)
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0)
+@click.option("--seed", type=click.IntRange(min=0), help="Makes sampling repeatable.")
+@click.option("--raw", is_flag=True, help="Continue PROMPT as it is, without a chat template.")
+@engine_options
+@experts_options
+def generate(model: str, prompt: str, raw: bool, **options: Any) -> None:
+    """Answer PROMPT ("-" reads it from standard input) with MODEL, word by word.
+
+    \b
+    Examples:
+      moeless generate demo "What is the capital of France?"
+      moeless generate ./OLMoE-1B-7B "Once upon a time" --raw --devices cpu:1
+    """
+    if prompt == "-":
+        prompt = sys.stdin.read()
+    experts = experts_config(options)
+    engine = engine_config(model, options)
+    from moeless.bootstrap.engine import start_engine
+    from moeless.core.generation import GenerationRequest, SamplingParams
+
+    running = start_engine(
+        engine, experts, progress=lambda text: click.echo(f"moeless: {text}", err=True)
+    )
+    try:
+        text_engine = running.engine
+        ids = (
+            text_engine.encode(prompt)
+            if raw
+            else text_engine.encode_chat([{"role": "user", "content": prompt}])
+        )
+        began_s = time.perf_counter()
+        count = 0
+        for event in text_engine.submit(
+            GenerationRequest(
+                request_id="generate",
+                prompt_ids=tuple(ids),
+                sampling=SamplingParams(
+                    max_tokens=options["max_tokens"],
+                    temperature=options["temperature"],
+                    top_p=options["top_p"],
+                    seed=options["seed"],
+                ),
+            )
+        ):
+            if event.error:
+                raise click.ClickException(event.error)
+            click.echo(event.text, nl=False)
+            sys.stdout.flush()
+            count = event.completion_tokens
+        click.echo()
+        seconds = time.perf_counter() - began_s
+        click.echo(
+            f"moeless: {len(ids)} prompt and {count} answer tokens in {seconds:.1f} s", err=True
+        )
+    finally:
+        running.close()

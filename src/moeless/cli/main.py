@@ -1,0 +1,111 @@
+"""The command ``moeless``: finds commands, and turns errors into one line and an exit code."""
+
+import sys
+from importlib import import_module
+from importlib.metadata import entry_points
+
+import click
+
+from moeless import __version__
+from moeless.errors import MissingExtraError, MoelessError
+
+ENTRY_POINT_GROUP = "moeless.commands"
+"""Installed packages add commands through this entry-point group."""
+
+_COMMANDS = {
+    "serve": "moeless.cli.serve:serve",
+    "generate": "moeless.cli.generate:generate",
+    "inspect": "moeless.cli.inspect_model:inspect",
+    "demo": "moeless.cli.demo:demo",
+    "demo-model": "moeless.cli.demo_model:demo_model",
+}
+
+_EXTRAS = {
+    "torch": "transformers",
+    "transformers": "transformers",
+    "safetensors": "transformers",
+    "huggingface_hub": "transformers",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
+    "openai": "demo",
+    "gguf": "demo",
+}
+
+
+class _LazyGroup(click.Group):
+    """Imports a command's module only when the command is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all commands."""
+        return [*_COMMANDS, *sorted(set(self._contributed()) - set(_COMMANDS))]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name."""
+        if cmd_name in _COMMANDS:
+            module, _, attribute = _COMMANDS[cmd_name].partition(":")
+            command = getattr(import_module(module), attribute)
+        elif cmd_name in (contributed := self._contributed()):
+            command = contributed[cmd_name].load()
+        else:
+            return None
+        assert isinstance(command, click.Command)
+        return command
+
+    def _contributed(self) -> dict:
+        return {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="moeless")
+def moeless() -> None:
+    """Serverless expert serving for Mixture-of-Experts language models.
+
+    \b
+    Examples:
+      moeless demo                            serve the demo model and talk to it
+      moeless serve MODEL --devices cpu:2     OpenAI-compatible server on port 8000
+      moeless inspect MODEL                   what a model's functions need
+    """
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command.
+
+    Args:
+        arguments: The command line without the program's name.
+
+    Returns:
+        0 when done, 2 for bad usage or bad input, 130 when interrupted, 1 for anything else that
+        was foreseen. What was not foreseen is raised.
+    """
+    try:
+        result = moeless.main(args=arguments, prog_name="moeless", standalone_mode=False)
+    except click.UsageError as error:
+        where = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
+        return _fail(f"{error.format_message()}{where}", 2)
+    except click.ClickException as error:
+        return _fail(error.format_message(), 2)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", 130)
+    except MoelessError as error:
+        return _fail(str(error), error.exit_code)
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        missing = MissingExtraError(
+            f"{error.name} is not installed; run pip install 'moeless[{extra}]'"
+        )
+        return _fail(str(missing), missing.exit_code)
+    return result if isinstance(result, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"moeless: error: {' '.join(message.split())}", err=True)
+    return code
+
+
+def main() -> None:
+    """Entry point of the command ``moeless``."""
+    sys.exit(run(sys.argv[1:]))

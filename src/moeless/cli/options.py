@@ -1,0 +1,158 @@
+"""Options that several commands share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from moeless.config import EngineConfig, ExpertsConfig, PolicyConfig
+from moeless.core.cluster import parse_bytes, parse_devices
+
+_Command = Callable[..., Any]
+
+
+def experts_options(command: _Command) -> _Command:
+    """Options that say where and how experts run."""
+    options = [
+        click.option(
+            "--devices",
+            default="cpu:2",
+            show_default=True,
+            help="The device pool: cpu:N for N workers, cuda:0,1 for GPUs.",
+        ),
+        click.option(
+            "--policy",
+            default="paper",
+            show_default=True,
+            help="How replicas are chosen: paper, static, or an installed policy.",
+        ),
+        click.option(
+            "--predictor",
+            default="gate",
+            show_default=True,
+            help="How loads are expected: gate (copied gates look ahead), previous, ewma.",
+        ),
+        click.option(
+            "--distance",
+            type=click.IntRange(min=1),
+            default=1,
+            show_default=True,
+            help="Layers that the gate predictor looks ahead.",
+        ),
+        click.option(
+            "--memory-factor",
+            type=float,
+            default=2.0,
+            show_default=True,
+            help="Replicas a layer may have, in multiples of its experts.",
+        ),
+        click.option(
+            "--cv-threshold",
+            type=float,
+            default=0.2,
+            show_default=True,
+            help="Replicas are added until their loads vary less than this (policy paper).",
+        ),
+        click.option(
+            "--device-memory",
+            metavar="SIZE",
+            help="Memory for experts on each device, such as 512MB; default: what the memory "
+            "factor asks for.",
+        ),
+        click.option(
+            "--keep-alive",
+            type=float,
+            default=300.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="How long an idle expert stays on its device.",
+        ),
+        click.option(
+            "--invoker",
+            type=click.Choice(["process", "inline"]),
+            default="process",
+            show_default=True,
+            help="process: one worker process per device; inline: in the engine's process.",
+        ),
+        click.option(
+            "--worker-threads",
+            type=click.IntRange(min=1),
+            help="Compute threads of each worker; default: the cores divided by the workers.",
+        ),
+        click.option(
+            "--spin-us",
+            type=click.IntRange(min=0, max=1_000_000),
+            help="Microseconds to look for messages before sleeping; default: by core count.",
+        ),
+    ]
+    return _apply(options, command)
+
+
+def engine_options(command: _Command) -> _Command:
+    """Options of the serving engine."""
+    options = [
+        click.option("--model-id", help="Serve under this id; default: the directory's name."),
+        click.option(
+            "--dtype",
+            type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+            default="auto",
+            show_default=True,
+            help="Weights and activations; auto is the checkpoint's own.",
+        ),
+        click.option(
+            "--max-batch-size",
+            type=click.IntRange(min=1),
+            default=32,
+            show_default=True,
+            help="Sequences that run at the same time.",
+        ),
+        click.option(
+            "--max-waiting",
+            type=click.IntRange(min=0),
+            default=256,
+            show_default=True,
+            help="Requests that may wait beyond those; more are refused (429).",
+        ),
+        click.option(
+            "--max-model-len",
+            type=click.IntRange(min=1),
+            help="Tokens of prompt and completion; default: the model's own limit.",
+        ),
+    ]
+    return _apply(options, command)
+
+
+def experts_config(options: dict[str, Any]) -> ExpertsConfig:
+    """Take the experts' options out of a command's options.
+
+    Raises:
+        ConfigError: A value is not usable.
+    """
+    memory = options.pop("device_memory")
+    return ExpertsConfig(
+        devices=parse_devices(options.pop("devices")),
+        invoker=options.pop("invoker"),
+        policy=PolicyConfig(
+            policy=options.pop("policy"),
+            predictor=options.pop("predictor"),
+            distance=options.pop("distance"),
+            memory_factor=options.pop("memory_factor"),
+            cv_threshold=options.pop("cv_threshold"),
+        ),
+        device_memory_bytes=parse_bytes(memory, option="--device-memory") if memory else None,
+        keep_alive_s=options.pop("keep_alive"),
+        worker_threads=options.pop("worker_threads"),
+        spin_us=options.pop("spin_us"),
+    )
+
+
+def engine_config(model: str, options: dict[str, Any]) -> EngineConfig:
+    """Take the engine's options out of a command's options."""
+    names = ("model_id", "dtype", "max_batch_size", "max_waiting", "max_model_len")
+    return EngineConfig(model=model, **{name: options.pop(name) for name in names})
+
+
+def _apply(options: list[Callable[[_Command], _Command]], command: _Command) -> _Command:
+    for option in reversed(options):
+        command = option(command)
+    return command
