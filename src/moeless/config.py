@@ -61,6 +61,7 @@ class ExpertsConfig:
         spin_us: How long processes look for each other's messages before they sleep, in
             microseconds; None decides by the number of cores.
         max_rows: Tokens per invocation; longer inputs come in pieces.
+        invocation_timeout_s: How long a worker may take for one invocation before it is replaced.
         linger_s: How long workers outlive an engine that vanished without a word.
 
     Raises:
@@ -75,11 +76,16 @@ class ExpertsConfig:
     worker_threads: int | None = None
     spin_us: int | None = None
     max_rows: int = 4096
+    invocation_timeout_s: float = 60.0
     linger_s: float = 10.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.keep_alive_s) and self.keep_alive_s >= 0):
             raise ConfigError(f"keep-alive is {self.keep_alive_s} s; use 0 or more")
+        if not self.invocation_timeout_s > 0:
+            raise ConfigError(
+                f"invocation timeout is {self.invocation_timeout_s} s; use more than 0"
+            )
         if self.worker_threads is not None and self.worker_threads < 1:
             raise ConfigError(f"worker threads is {self.worker_threads}; use 1 or more")
         if self.spin_us is not None and not 0 <= self.spin_us <= 1_000_000:

@@ -228,9 +228,11 @@ def _start_processes(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRunti
         keep_alive_s=config.keep_alive_s,
         linger_s=config.linger_s,
     )
+    # Where scores apply to the input each token has K rows of its own.
+    max_rows = max(config.max_rows, spec.top_k)
     shape = ChannelShape(
-        max_rows=config.max_rows,
-        max_assignments=config.max_rows * spec.top_k,
+        max_rows=max_rows,
+        max_assignments=max_rows * spec.top_k,
         hidden=spec.expert.hidden,
         dtype=spec.expert.dtype,
         num_experts=spec.num_experts,
@@ -244,7 +246,9 @@ def _start_processes(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRunti
             shape=shape,
             lookahead=_lookahead(config),
         )
-        invoker = ProcessInvoker(client, shape, spin_s=spin_us * 1e-6)
+        invoker = ProcessInvoker(
+            client, shape, spin_s=spin_us * 1e-6, deadline_s=config.invocation_timeout_s
+        )
         dispatcher = _dispatcher(loaded, config, client, invoker)
     except BaseException:
         supervisor.close()

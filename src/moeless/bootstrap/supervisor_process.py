@@ -20,10 +20,11 @@ from moeless.bootstrap.control import build_controller
 from moeless.config import PolicyConfig
 from moeless.core.clock import SystemClock
 from moeless.errors import FunctionError, MoelessError
+from moeless.functions.load_intake import LoadConsumer
 from moeless.functions.messages import Message, receive, send
 from moeless.functions.platform import ModelPlacement
 from moeless.functions.supervisor.config import SupervisorConfig, WorkerConfig
-from moeless.functions.supervisor.supervisor import LoadConsumer, Supervisor
+from moeless.functions.supervisor.supervisor import Supervisor
 from moeless.policies.keep_alive import KEEP_ALIVES
 from moeless.telemetry.memory import MemorySink
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moeless.core.events import PlanFailed, PlanMade
-from moeless.core.plan import LoadArray, PlanRequest
+from moeless.core.plan import LoadArray, Plan, PlanRequest
 from moeless.core.ports import Clock, EventSink, Placement, Planner, Predictor
 from moeless.errors import PlanError
 
@@ -84,10 +84,14 @@ class Controller:
             layer: MoE layer.
             load_E: Tokens per expert, float64 [E].
         """
-        self._predictor.observe(step=step, layer=layer, load_E=load_E)
-        if self._config.lookahead and layer >= self._config.lookahead:
+        try:
+            self._predictor.observe(step=step, layer=layer, load_E=load_E)
+            if self._config.lookahead and layer >= self._config.lookahead:
+                return
+            expected_E = self._predictor.predict(step=step + 1, layer=layer)
+        except Exception as error:  # noqa: BLE001 - a policy may be anybody's
+            self._report_failure(error, step=step, layer=layer)
             return
-        expected_E = self._predictor.predict(step=step + 1, layer=layer)
         if expected_E is not None:
             self._plan(step=step + 1, layer=layer, load_E=expected_E)
 
@@ -113,16 +117,9 @@ class Controller:
         )
         try:
             plan = self._planner.plan(request)
-        except PlanError as error:
-            self._sink.emit(
-                PlanFailed(
-                    time_s=self._clock.now_s(),
-                    model=self._config.model,
-                    step=step,
-                    layer=layer,
-                    reason=str(error),
-                )
-            )
+            check_shape(plan, request)
+        except Exception as error:  # noqa: BLE001 - a policy may be anybody's
+            self._report_failure(error, step=step, layer=layer)
             return
         now_s = self._clock.now_s()
         diff = self._placement.apply(plan, decision_s=now_s - began_s)
@@ -138,4 +135,30 @@ class Controller:
                 kept=diff.kept,
                 replicas=int(plan.replicas_ED.sum()),
             )
+        )
+
+    def _report_failure(self, error: Exception, *, step: int, layer: int) -> None:
+        """Say that there is no new plan; the one in force stays."""
+        self._sink.emit(
+            PlanFailed(
+                time_s=self._clock.now_s(),
+                model=self._config.model,
+                step=step,
+                layer=layer,
+                reason=str(error) or type(error).__name__,
+            )
+        )
+
+
+def check_shape(plan: Plan, request: PlanRequest) -> None:
+    """Refuse a plan for another number of experts or devices.
+
+    Raises:
+        PlanError: It is one.
+    """
+    found, expected = plan.replicas_ED.shape, request.previous_ED.shape
+    if found != expected:
+        raise PlanError(
+            f"layer {request.layer}: the planner returned replicas {list(found)}, "
+            f"expected {list(expected)}"
         )

@@ -4,15 +4,17 @@ For one process on one machine (tests, notebooks, a single GPU). Needs torch onl
 hosts it is given.
 """
 
+import contextlib
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from moeless.core.model import FunctionId, ModelSpec
 from moeless.core.ports import Clock, EventSink, KeepAlive
-from moeless.errors import FunctionError, MoelessError, UnavailableError
+from moeless.errors import FunctionError, UnavailableError
 from moeless.functions.board import Board
 from moeless.functions.client import Report
 from moeless.functions.load_intake import LoadConsumer, LoadIntake
@@ -64,8 +66,8 @@ class _LoaderThread:
     def _load(self, function: FunctionId) -> None:
         try:
             self._host.load(function)
-        except MoelessError as error:
-            reason = str(error)
+        except Exception as error:  # noqa: BLE001 - whatever it was, tokens wait for an answer
+            reason = str(error) or type(error).__name__
             self._tasks.put(lambda p: p.failed(self._device, function, reason=reason))
         else:
             self._tasks.put(lambda p: p.loaded(self._device, function))
@@ -221,14 +223,17 @@ class LocalClient:
         self._intake.take()
 
     def _run(self) -> None:
+        next_tick_s = time.monotonic() + _TICK_S
         while not self._closed:
+            task: _Task | None = None
+            with contextlib.suppress(queue.Empty):
+                task = self._tasks.get(timeout=max(0.0, next_tick_s - time.monotonic()))
             try:
-                task = self._tasks.get(timeout=_TICK_S)
-            except queue.Empty:
-                self._platform.tick()
-                continue
-            try:
-                task(self._platform)
+                if task is not None:
+                    task(self._platform)
+                if time.monotonic() >= next_tick_s:
+                    self._platform.tick()
+                    next_tick_s = time.monotonic() + _TICK_S
             except Exception as error:
                 with self._changed:
                     self._failure = f"the platform failed: {error}"

@@ -15,7 +15,8 @@ from typing import Any
 from moeless.errors import FunctionError
 
 MAX_BYTES = 1 << 17
-MAX_FDS = 64
+MAX_FDS = 253
+"""The kernel's own limit."""
 
 Message = dict[str, Any]
 
@@ -48,10 +49,11 @@ def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
     except ConnectionResetError:
         return None
     if not data:
+        close_all(fds)
         return None
     try:
         message = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         close_all(fds)
         raise FunctionError("received something that is not a message") from error
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or not isinstance(message, dict):

@@ -36,13 +36,20 @@ class HostPort(Protocol):
         ...
 
 
+_MAX_DRAINING = 64
+"""Evictions in flight on one device beyond which no idle instance is retired: a host's orders and
+our side of its reports must never both pile up."""
+
+
 @dataclass(kw_only=True)
 class _Demand:
     """Tokens wait until every one of these functions is warm somewhere."""
 
     ticket: int
+    layer: int
     missing: set[FunctionId]
-    failures: dict[FunctionId, str] = field(default_factory=dict)
+    failures: dict[FunctionId, dict[int, str]] = field(default_factory=dict)
+    """Why loads failed, per device that tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +165,7 @@ class ModelPlacement:
                 if instance.function.model == self.spec.model_id:
                     states_D[instance.state.value][pool.device] += 1
         budget = sum(pool.budget_bytes for pool in pools)
-        busy_ns = self.earlier_busy_ns + int(self.board.busy_ns_LED.sum())
+        busy_ns = self.earlier_busy_ns + int(self.board.busy_ns_LD.sum())
         return {
             "cold_starts": self.cold_starts,
             "blocking_loads": self.blocking_loads,
@@ -236,8 +243,15 @@ class Platform:
         return model
 
     def release(self, model: ModelPlacement) -> None:
-        """The model's engine is gone. Its instances stay until their keep-alive ends."""
+        """The model's engine is gone.
+
+        Its instances stay until their keep-alive ends or somebody else needs the room.
+        """
         model.demands.clear()
+        model.board.planned_LED[:] = 0
+        model.board.layer[0] = -1  # no layer is being computed: none is protected
+        for pool in self.pools:
+            pool.unwant_model(model.spec.model_id)
 
     def _rebind(
         self, model: ModelPlacement, *, spec: ModelSpec, function_bytes: int, board: Board
@@ -248,7 +262,7 @@ class Platform:
         board.device_up_D[:] = model.board.device_up_D
         board.warm_LED[:] = model.board.warm_LED
         board.used_ns_LED[:] = model.board.used_ns_LED
-        model.earlier_busy_ns += int(model.board.busy_ns_LED.sum())
+        model.earlier_busy_ns += int(model.board.busy_ns_LD.sum())
         model.board = board
         return model
 
@@ -275,8 +289,6 @@ class Platform:
         self._load_began_s = {k: v for k, v in self._load_began_s.items() if k[1] != device}
         for model in self.models.values():
             self._account(model)
-            for demand in list(model.demands.values()):
-                self._start_missing(model, demand)
         self.advance()
 
     # The token path's last resort
@@ -286,14 +298,14 @@ class Platform:
     ) -> None:
         """Tokens wait for experts that have no warm replica: load them before all else.
 
-        The end is reported by ``finished``.
+        The end is reported by ``finished``. An engine waits for one demand before it makes the
+        next, so an older one that is still open has been given up.
         """
+        for older in list(model.demands.values()):
+            self._end(model, older, error="given up for a newer demand")
         functions = {model.function(layer, expert) for expert in experts}
         missing = {f for f in functions if not model.board.warm_LED[layer, f.expert].any()}
-        demand = _Demand(ticket=ticket, missing=missing)
-        model.demands[ticket] = demand
-        self._start_missing(model, demand)
-        self._settle(model)
+        model.demands[ticket] = _Demand(ticket=ticket, layer=layer, missing=missing)
         self.advance()
 
     def finished(self) -> list[DemandResult]:
@@ -315,7 +327,6 @@ class Platform:
         model.blocking_loads += instance.blocking
         for demand in model.demands.values():
             demand.missing.discard(function)
-        self._settle(model)
         self._sink.emit(
             InstanceLoaded(
                 time_s=now_s,
@@ -339,8 +350,7 @@ class Platform:
         model.failed_loads += 1
         for demand in model.demands.values():
             if function in demand.missing:
-                demand.failures[function] = reason
-        self._settle(model)
+                demand.failures.setdefault(function, {})[device] = reason
         self._account(model)
         self._sink.emit(
             LoadFailed(
@@ -371,8 +381,6 @@ class Platform:
                 reason=reason,
             )
         )
-        for demand in list(model.demands.values()):
-            self._start_missing(model, demand)
         self.advance()
 
     # Time passes
@@ -382,9 +390,11 @@ class Platform:
         now_s = self.clock.now_s()
         for pool in self.pools:
             self._note_use(pool)
-            for instance in pool.expired(
+            draining = sum(i.state is State.DRAINING for i in pool.instances())
+            expired = pool.expired(
                 lambda f, idle_s: self._keep_alive.keep_s(f, idle_s=idle_s), now_s=now_s
-            ):
+            )
+            for instance in expired[: max(0, _MAX_DRAINING - draining)]:
                 self._carry_out(
                     pool, pool.evict(instance.function, reason="keep-alive", now_s=now_s)
                 )
@@ -392,6 +402,9 @@ class Platform:
     def advance(self) -> None:
         """Issue all loads and evictions that the pools want and can afford now."""
         now_s = self.clock.now_s()
+        for model in self.models.values():
+            for demand in list(model.demands.values()):
+                self._pursue(model, demand)
         for pool in self.pools:
             if pool.device in self.hosts:
                 orders = pool.advance(now_s=now_s)
@@ -459,64 +472,81 @@ class Platform:
 
     # Details
 
-    def _start_missing(self, model: ModelPlacement, demand: _Demand) -> None:
-        """See to it that each missing function is on its way somewhere."""
-        for function in sorted(demand.missing):
-            for pool in self.pools:
-                if pool.state(function) is State.LOADING:
-                    pool.want(function, num_bytes=model.function_bytes, blocking=True)
-                    break
-            else:
-                device = self._choose_device(model, function)
-                if device is None:
-                    demand.failures[function] = "no device is up"
-                    continue
-                self.pools[device].want(function, num_bytes=model.function_bytes, blocking=True)
-        self._settle(model)
+    def _pursue(self, model: ModelPlacement, demand: _Demand) -> None:
+        """See to it that each missing function is on its way somewhere; note the demand's end.
 
-    def _choose_device(self, model: ModelPlacement, function: FunctionId) -> int | None:
+        Called after everything that happens: a device that had room may have lost it since.
+        """
+        if not demand.missing:
+            self._end(model, demand)
+            return
+        free_D = self._free_slots(model, demand.layer)
+        for function in sorted(demand.missing):
+            loading = (p for p in self.pools if p.state(function) is State.LOADING)
+            pool = next(loading, None)
+            if pool is None:
+                pool = self._choose_pool(model, function, demand, free_D)
+                if pool is None:
+                    reasons = demand.failures.get(function, {}).values()
+                    reason = next(iter(reasons), "no device is up")
+                    where = f"layer {function.layer}, expert {function.expert}"
+                    self._end(model, demand, error=f"{where}: {reason}")
+                    return
+                free_D[pool.device] -= 1
+            for other in self.pools:
+                if other is not pool:
+                    other.unwant(function, blocking=True)
+            pool.want(function, num_bytes=model.function_bytes, blocking=True)
+
+    def _end(self, model: ModelPlacement, demand: _Demand, *, error: str | None = None) -> None:
+        self._finished.append(DemandResult(ticket=demand.ticket, error=error))
+        del model.demands[demand.ticket]
+        for function in demand.missing:
+            for pool in self.pools:
+                pool.unwant(function, blocking=True)
+
+    def _free_slots(self, model: ModelPlacement, layer: int) -> list[int]:
+        """Instances that tokens of a layer may wait for on each device [D].
+
+        That is all room but what the layer's own experts need: those that load, and last copies.
+        As long as the devices hold a layer's experts between them, there is enough for all.
+        """
+        only_E = model.board.warm_LED[layer].sum(axis=1) <= 1
+        return [
+            pool.budget_bytes // model.function_bytes
+            - sum(
+                i.state is State.LOADING
+                or (i.state is not State.DRAINING and bool(only_E[i.function.expert]))
+                for i in pool.instances()
+                if i.function.layer == layer and i.function.model == model.spec.model_id
+            )
+            for pool in self.pools
+        ]
+
+    def _choose_pool(
+        self, model: ModelPlacement, function: FunctionId, demand: _Demand, free_D: list[int]
+    ) -> DevicePool | None:
         """Where to load a function that tokens wait for.
 
-        Only a device that can make room without evicting the last copy of an expert of the same
-        layer; among those the planned one, then the one with most room. One exists, because the
-        devices hold a layer's experts between them.
+        Only where its load has not failed; of those a device with room, if possible the one
+        chosen before, then the planned one, then the one with most room.
         """
-        board, layer = model.board, function.layer
+        planned_D = model.board.planned_LED[function.layer, function.expert]
 
-        def room(pool: DevicePool) -> int:
-            slots = pool.budget_bytes // model.function_bytes
-            needed = sum(
-                i.function.model == function.model
-                and i.function.layer == layer
-                and (
-                    i.state is State.LOADING or board.warm_LED[layer, i.function.expert].sum() <= 1
-                )
-                for i in pool.instances()
-            )
-            return slots - needed - pool.waiting()
+        def rank(pool: DevicePool) -> tuple[bool, bool, bool, int, int]:
+            free = free_D[pool.device]
+            planned = bool(planned_D[pool.device])
+            return (free <= 0, not pool.wants(function), not planned, -free, pool.device)
 
-        def rank(pool: DevicePool) -> tuple[bool, bool, int, int]:
-            free = room(pool)
-            planned = bool(board.planned_LED[layer, function.expert, pool.device])
-            return (free <= 0, not planned, -free, pool.device)
-
-        up = [pool for pool in self.pools if pool.device in self.hosts]
-        return min(up, key=rank).device if up else None
-
-    def _settle(self, model: ModelPlacement) -> None:
-        for ticket, demand in list(model.demands.items()):
-            if demand.failures:
-                function, reason = next(iter(demand.failures.items()))
-                self._finished.append(
-                    DemandResult(
-                        ticket=ticket,
-                        error=f"layer {function.layer}, expert {function.expert}: {reason}",
-                    )
-                )
-                del model.demands[ticket]
-            elif not demand.missing:
-                self._finished.append(DemandResult(ticket=ticket))
-                del model.demands[ticket]
+        failed = demand.failures.get(function, {})
+        able = [
+            pool
+            for pool in self.pools
+            if pool.device in self.hosts
+            and pool.device not in failed
+            and pool.budget_bytes >= model.function_bytes
+        ]
+        return min(able, key=rank, default=None)
 
     def _carry_out(self, pool: DevicePool, orders: list[Load | Evict]) -> None:
         for order in orders:
@@ -548,4 +578,3 @@ class Platform:
             if instance.function.model == model.spec.model_id
         )
         self.meters[model.spec.model_id].set_bytes(held, now_s=self.clock.now_s())
-

@@ -82,10 +82,6 @@ class DevicePool:
         """All instances that are not cold."""
         return self._instances.values()
 
-    def waiting(self) -> int:
-        """Functions that tokens wait for and whose load has not begun."""
-        return sum(wanted.blocking for wanted in self._wanted.values())
-
     def state(self, function: FunctionId) -> State:
         """The function's state on this device."""
         instance = self._instances.get(function)
@@ -126,10 +122,25 @@ class DevicePool:
             num_bytes=num_bytes, load_tokens=load_tokens, blocking=blocking
         )
 
-    def unwant(self, function: FunctionId) -> None:
-        """Withdraw a wish that has not been acted on, unless a token waits for it."""
+    def wants(self, function: FunctionId) -> bool:
+        """Whether the function is to be loaded and its load has not begun."""
+        return function in self._wanted
+
+    def unwant(self, function: FunctionId, *, blocking: bool = False) -> None:
+        """Withdraw a wish that has not been acted on.
+
+        Args:
+            function: Which function.
+            blocking: Withdraws a wish that tokens wait for, and only such a one; otherwise only
+                one that no token waits for.
+        """
         known = self._wanted.get(function)
-        if known is not None and not known.blocking:
+        if known is not None and known.blocking == blocking:
+            del self._wanted[function]
+
+    def unwant_model(self, model: str) -> None:
+        """Withdraw all wishes for a model's functions."""
+        for function in [f for f in self._wanted if f.model == model]:
             del self._wanted[function]
 
     def advance(self, *, now_s: float) -> list[Load | Evict]:

@@ -93,6 +93,7 @@ class ProcessInvoker:
         waited_s = 0.0
         given_up = False
         while not await_answer(mailbox, seq, bell, spin_s=self._spin_s, timeout_s=_GLANCE_S):
+            self._client.check_alive()
             gone = not board.device_up_D[device]
             if gone or board.device_generation_D[device] != generation:
                 return mailbox.answered >= seq

@@ -6,7 +6,10 @@ from moeless.core.model import ModelSpec
 from moeless.functions import shared_memory
 from moeless.functions.board import Board
 from moeless.functions.channel import ChannelShape, hush, new_doorbell
-from moeless.functions.messages import Message, close_all
+from moeless.functions.messages import MAX_FDS, Message, close_all
+
+MAX_DEVICES = (MAX_FDS - 3) // 3
+"""Devices whose descriptors fit into one message; see ``Attachment.engine_fds``."""
 
 
 class Attachment:

@@ -61,18 +61,11 @@ class SupervisorClient:
                 "lookahead": lookahead,
             },
         )
-        self._connection.settimeout(timeout_s)
         try:
-            received = receive(self._connection)
-        except TimeoutError as error:
-            raise FunctionError(f"workers were not ready within {timeout_s:g} s") from error
-        if received is None:
-            raise FunctionError("the supervisor ended before the workers were ready")
-        message, fds = received
-        if message["op"] != "attached":
-            close_all(fds)
-            raise FunctionError(message.get("error", "the supervisor refused the engine"))
-        self._connection.settimeout(None)
+            message, fds = _await_attachment(self._connection, timeout_s=timeout_s)
+        except BaseException:
+            self._connection.close()
+            raise
         self._num_devices = int(message["num_devices"])
         self._function_bytes = int(message["function_bytes"])
         self._wants_loads = bool(message["wants_loads"])
@@ -141,6 +134,17 @@ class SupervisorClient:
         """A device does not answer: it must be replaced before its work is repeated."""
         self._send({"op": "kill", "device": device, "reason": reason})
 
+    def check_alive(self) -> None:
+        """Look whether the supervisor is still there; for those who wait for workers.
+
+        Raises:
+            FunctionError: It is gone, and its workers with it.
+        """
+        poller = select.poll()
+        poller.register(self._connection, 0)  # a hang-up is reported unasked
+        if poller.poll(0):
+            raise FunctionError("the supervisor is gone")
+
     def report(self, *, paper_byte_s: float) -> Report:
         """Counters of the platform. May be called from any thread."""
         deadline_s = time.monotonic() + 5.0
@@ -182,6 +186,22 @@ class SupervisorClient:
             self._demanded[int(message["ticket"])] = message["error"]
         elif message["op"] == "report":
             self._reports.append(message)
+
+
+def _await_attachment(connection: socket.socket, *, timeout_s: float) -> tuple[Message, list[int]]:
+    connection.settimeout(timeout_s)
+    try:
+        received = receive(connection)
+    except TimeoutError as error:
+        raise FunctionError(f"workers were not ready within {timeout_s:g} s") from error
+    if received is None:
+        raise FunctionError("the supervisor ended before the workers were ready")
+    message, fds = received
+    if message["op"] != "attached":
+        close_all(fds)
+        raise FunctionError(message.get("error", "the supervisor refused the engine"))
+    connection.settimeout(None)
+    return message, fds
 
 
 def _connect(socket_path: str, *, timeout_s: float) -> socket.socket:

@@ -25,7 +25,7 @@ from moeless.functions.channel import ChannelShape
 from moeless.functions.load_intake import LoadConsumer, LoadIntake
 from moeless.functions.messages import Message, close_all, peer_uid, receive, send
 from moeless.functions.platform import ModelPlacement, Platform
-from moeless.functions.supervisor.attachment import Attachment
+from moeless.functions.supervisor.attachment import MAX_DEVICES, Attachment
 from moeless.functions.supervisor.config import SupervisorConfig
 from moeless.functions.supervisor.worker_process import WorkerProcess
 from moeless.functions.wire import spec_from_json
@@ -34,6 +34,10 @@ _log = logging.getLogger(__name__)
 _TICK_S = 0.25
 _START_TRIES = 3
 """Workers that may fail in a row before an engine that waits for them is refused."""
+_STEADY_S = 30.0
+"""A worker that lived this long is no failure in a row: its successor starts without delay."""
+_MALFORMED = (KeyError, TypeError, ValueError, IndexError, OverflowError)
+"""What a message raises whose fields are not what they should be."""
 
 
 MakeController = Callable[[ModelPlacement, Message], LoadConsumer]
@@ -89,8 +93,10 @@ class Supervisor:
         self._workers: dict[int, WorkerProcess] = {}
         self._restart_at_s: dict[int, float] = {}
         self._restarts = [0] * len(config.workers)
+        self._failures = [0] * len(config.workers)
         self._started_s = [0.0] * len(config.workers)
         self._joined: dict[int, _Joined] = {}
+        self._sources: dict[str, tuple[str, str]] = {}
         self._next_number = 0
         self._leave_at_s: float | None = None
         self._running = True
@@ -104,9 +110,7 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         listener = self._listen()
         try:
-            self._selector.register(
-                wake_read, selectors.EVENT_READ, lambda: _drain(wake_read)
-            )
+            self._selector.register(wake_read, selectors.EVENT_READ, lambda: _drain(wake_read))
             self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
             if self._owner is not None:
                 self._selector.register(self._owner, selectors.EVENT_READ, self._hear_owner)
@@ -179,7 +183,10 @@ class Supervisor:
             self._running = False
 
     def _accept(self, listener: socket.socket) -> None:
-        connection, _ = listener.accept()
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # it has hung up already
+            return
         if peer_uid(connection) != os.getuid():
             connection.close()
             return
@@ -200,20 +207,38 @@ class Supervisor:
             if message.get("op") != "attach":
                 raise FunctionError(f"expected an attach request, got {message.get('op')!r}")
             self._attach(connection, message)
-        except (MoelessError, KeyError, TypeError, ValueError) as error:
-            _reply(connection, {"op": "refused", "error": str(error)})
-            connection.close()
+        except MoelessError as error:
+            _refuse(connection, str(error))
+        except (*_MALFORMED, OSError) as error:
+            _refuse(connection, f"malformed request: {error!r}")
 
     def _attach(self, connection: socket.socket, message: Message) -> None:
         spec = spec_from_json(message["spec"])
+        shape = ChannelShape(**message["shape"])
+        source = (str(message["directory"]), str(message["layout"]))
+        int(message["lookahead"])
         if self._joined:
-            raise FunctionError("another engine is attached; one at a time is supported")
+            raise FunctionError(
+                "another engine is attached to this supervisor; one at a time is supported: "
+                "end it first, or start a supervisor of your own"
+            )
+        known = self._sources.get(spec.model_id, source)
+        if known != source:
+            raise FunctionError(
+                f"{spec.model_id} is known here from {known[0]}, not from {source[0]}; "
+                f"serve it under another model id"
+            )
+        if len(self._config.workers) > MAX_DEVICES:
+            raise FunctionError(
+                f"{len(self._config.workers)} devices are too many for one engine; "
+                f"use at most {MAX_DEVICES}"
+            )
         self._next_number += 1
         attachment = Attachment(
             self._next_number,
             connection,
             spec=spec,
-            shape=ChannelShape(**message["shape"]),
+            shape=shape,
             num_devices=len(self._config.workers),
         )
         joined = _Joined(
@@ -249,6 +274,13 @@ class Supervisor:
             return
         message, fds = received
         close_all(fds)
+        try:
+            self._serve_engine(joined, message)
+        except _MALFORMED:
+            _log.exception("an engine sent a malformed %r; it is detached", message.get("op"))
+            self._detach(joined)
+
+    def _serve_engine(self, joined: _Joined, message: Message) -> None:
         model = joined.model
         if message.get("op") == "demand" and model is not None:
             self._platform.demand(
@@ -277,7 +309,8 @@ class Supervisor:
 
     def _detach(self, joined: _Joined) -> None:
         """An engine is gone: forget its model and free what it held."""
-        self._joined.pop(joined.attachment.number, None)
+        if self._joined.pop(joined.attachment.number, None) is None:
+            return  # known already
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(joined.attachment.connection)
         if joined.model is not None:
@@ -301,6 +334,10 @@ class Supervisor:
             _reply(attachment.connection, {"op": "refused", "error": str(error)})
             self._detach(joined)
             return
+        self._sources[attachment.spec.model_id] = (
+            str(joined.request["directory"]),
+            str(joined.request["layout"]),
+        )
         joined.intake = LoadIntake(attachment.board, joined.consumer)
         for worker in self._workers.values():
             message, fds = attachment.worker_order(worker.device)
@@ -321,6 +358,8 @@ class Supervisor:
         )
 
     def _hear_loads(self, joined: _Joined) -> None:
+        if joined.attachment.number not in self._joined:
+            return  # it rang and left
         joined.attachment.quiet()
         if joined.intake is not None:
             joined.intake.take()
@@ -431,18 +470,21 @@ class Supervisor:
         device = worker.device
         self._platform.device_down(device)
         self._replan_fixed()
-        wait_s = min(30.0, self._config.restart_backoff_s * 2 ** min(self._restarts[device], 10))
+        for joined in self._joined.values():
+            if joined.model is None:
+                joined.awaited.add(device)  # its successor has to learn the model, too
+        now_s = self._clock.now_s()
+        if worker.ready and now_s - self._started_s[device] >= _STEADY_S:
+            self._failures[device] = 0
+        wait_s = min(30.0, self._config.restart_backoff_s * 2 ** min(self._failures[device], 10))
+        self._failures[device] += 1
         self._restarts[device] += 1
-        self._restart_at_s[device] = self._clock.now_s() + wait_s
-        self._sink.emit(
-            WorkerLost(
-                time_s=self._clock.now_s(), model="", device=device, reason=worker.reason
-            )
-        )
+        self._restart_at_s[device] = now_s + wait_s
+        self._sink.emit(WorkerLost(time_s=now_s, model="", device=device, reason=worker.reason))
         _log.warning(
             "worker of device %d lost (%s), restart in %.1f s", device, worker.reason, wait_s
         )
-        if self._restarts[device] >= _START_TRIES:
+        if self._failures[device] >= _START_TRIES:
             for joined in list(self._joined.values()):
                 if joined.model is None:
                     error = f"the worker of device {device} does not start: {worker.reason}"
@@ -466,3 +508,8 @@ def _reply(
     """Answer a peer; one that is gone is noticed by its closed connection."""
     with contextlib.suppress(OSError):
         send(connection, message, fds=fds or [])
+
+
+def _refuse(connection: socket.socket, error: str) -> None:
+    _reply(connection, {"op": "refused", "error": error})
+    connection.close()
