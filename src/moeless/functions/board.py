@@ -27,7 +27,7 @@ _FIELDS: tuple[tuple[str, str, str], ...] = (
     ("forecast_step_L", "i8", "L"),
     ("actual_LE", "f8", "LE"),
     ("actual_step_L", "i8", "L"),
-    ("busy_ns_LED", "i8", "LED"),
+    ("busy_ns_LD", "i8", "LD"),
     ("used_ns_LED", "i8", "LED"),
 )
 
@@ -78,8 +78,8 @@ class Board:
     """Loads that came true, tokens."""
     actual_step_L: NDArray[np.int64]
     """The step each actual load belongs to."""
-    busy_ns_LED: NDArray[np.int64]
-    """Execution time of each instance since the engine attached."""
+    busy_ns_LD: NDArray[np.int64]
+    """Execution time of each layer's instances since the engine attached; all are of one size."""
     used_ns_LED: NDArray[np.int64]
     """When each instance was last used, monotonic clock."""
 

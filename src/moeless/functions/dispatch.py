@@ -6,6 +6,7 @@ exists. It must not know how instances are reached (``invokers``) or where the p
 Needs torch.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from moeless.errors import FunctionError, UnavailableError
 from moeless.functions.client import PlatformClient
 from moeless.functions.host import FAILED, OK
 from moeless.functions.token_path_stats import TokenPathStats
+
+_MOST_TRIES = 50
+"""Demands of one layer in one step; each ends with its experts warm, if only for a moment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +114,12 @@ class ExpertDispatcher:
         self._lookahead = lookahead
         self._load_timeout_s = load_timeout_s
         self._scores_input = spec.expert.score_on == "input"
+        self._piece_rows = invoker.max_rows // (spec.top_k if self._scores_input else 1) or 1
         self._last_layer = spec.num_layers
         self._step = 0
+        self._unannounced: tuple[int, CountArray, torch.Tensor] | None = None
+        self._counting_S: NDArray[np.int64] = np.arange(0)
+        self._offsets_T = torch.arange(0)
         self.stats = TokenPathStats(
             spec, num_devices=client.num_devices, function_bytes=client.function_bytes
         )
@@ -144,44 +152,42 @@ class ExpertDispatcher:
         ids_S = ids_TK.reshape(-1).cpu().numpy()
         count_E: CountArray = np.bincount(ids_S, minlength=self._spec.num_experts)
         self._board.layer[0] = layer
-        usable_ED = self._look_at_plan(layer)
-        pieces = [
-            self._run(
-                layer,
-                x_TH[first:last],
-                ids_S[first * self._spec.top_k : last * self._spec.top_k],
-                weights_TK[first:last],
-                usable_ED,
-                first,
-                count_E,
-                x_TH,
-            )
-            for first, last in self._pieces(len(x_TH))
-        ]
-        y_TH = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        self._look_at_plan(layer)
+        self._unannounced = (layer, count_E, x_TH)
+        if len(x_TH) <= self._piece_rows:
+            y_TH = self._run(layer, x_TH, ids_S, weights_TK, count_E)
+        else:
+            y_TH = self._run_pieces(layer, x_TH, ids_S, weights_TK)
         self.stats.record_layer(
-            layer,
             seconds=time.perf_counter() - began_s,
             warm_replicas=int(np.count_nonzero(self._board.warm_LED[layer])),
         )
         return y_TH
 
-    def _pieces(self, rows: int) -> list[tuple[int, int]]:
-        step = self._invoker.max_rows
-        if self._scores_input:
-            step = max(1, step // self._spec.top_k)
-        return [(first, min(first + step, rows)) for first in range(0, rows, step)]
-
-    def _look_at_plan(self, layer: int) -> NDArray[np.bool_]:
-        """What is planned and warm now; also notes whether the plan was early and warm."""
-        planned_ED = self._board.planned_LED[layer].view(np.bool_)
-        usable_ED = self._board.warm_LED[layer].view(np.bool_) & planned_ED
+    def _look_at_plan(self, layer: int) -> None:
+        """Note whether the plan was in force, and its replicas warm, when the gate had spoken."""
+        board = self._board
         self.stats.record_plan(
-            early=not self._client.wants_loads or self._board.plan_step_L[layer] >= self._step,
-            planned=int(np.count_nonzero(planned_ED)),
-            warm=int(np.count_nonzero(usable_ED)),
+            early=not self._client.wants_loads or int(board.plan_step_L[layer]) >= self._step,
+            planned=np.count_nonzero(board.planned_LED[layer]),
+            warm=np.count_nonzero(board.warm_LED[layer] & board.planned_LED[layer]),
         )
-        return usable_ED
+
+    def _run_pieces(
+        self,
+        layer: int,
+        x_TH: torch.Tensor,
+        ids_S: NDArray[np.int64],
+        weights_TK: torch.Tensor,
+    ) -> torch.Tensor:
+        """Inputs that are longer than an invocation may be."""
+        k, rows, pieces = self._spec.top_k, self._piece_rows, []
+        for first in range(0, len(x_TH), rows):
+            ids = ids_S[first * k : (first + rows) * k]
+            count_E = np.bincount(ids, minlength=self._spec.num_experts)
+            x, weights = x_TH[first : first + rows], weights_TK[first : first + rows]
+            pieces.append(self._run(layer, x, ids, weights, count_E))
+        return torch.cat(pieces)
 
     def _run(
         self,
@@ -189,67 +195,81 @@ class ExpertDispatcher:
         x_TH: torch.Tensor,
         ids_S: NDArray[np.int64],
         weights_TK: torch.Tensor,
-        usable_ED: NDArray[np.bool_],
-        first: int,
-        layer_count_E: CountArray,
-        layer_x_TH: torch.Tensor,
+        count_E: CountArray,
     ) -> torch.Tensor:
         order_S = np.argsort(ids_S, kind="stable")
-        whole = len(ids_S) == layer_count_E.sum()
-        count_E = layer_count_E if whole else np.bincount(ids_S, minlength=len(layer_count_E))
         token_S = torch.from_numpy(order_S // self._spec.top_k)
         if self._scores_input:
             weights_S = weights_TK.reshape(-1)[torch.from_numpy(order_S)]
             x_TH = x_TH[token_S] * weights_S[:, None].to(x_TH.dtype)
             token_S = torch.arange(len(order_S))
 
-        work = _Work(count_E)
+        usable_ED = self._warm_ED(layer) & self._board.planned_LED[layer].view(np.bool_)
+        work = _Work(count_E, self._client.num_devices)
         y_SH: torch.Tensor | None = None
-        announced = first > 0
-        while work.open_E.any():
-            ticket = self._demand_missing(layer, work, usable_ED)
-            share_ED = self._split(layer, work, usable_ED)
+        while work.is_open:
+            ticket, ready_E = self._demand_missing(layer, work, usable_ED)
+            share_ED = self._split(layer, ready_E, usable_ED)
             segments = work.segments(share_ED)
             self._invoker.begin(layer, x_TH=x_TH, token_S=token_S, segments=segments, y_SH=y_SH)
-            if not announced:
+            if self._unannounced is not None:
                 # The devices are busy now: time to say what was and to look ahead.
-                self._announce(layer, layer_count_E, layer_x_TH)
-                announced = True
+                self._announce(*self._unannounced)
+                self._unannounced = None
             answer = self._invoker.finish()
             y_SH = answer.y_SH
-            self._settle(layer, work, segments, answer)
+            self._board.busy_ns_LD[layer] += answer.busy_ns
+            work.close(segments, answer.status, complete=ticket is None)
             if ticket is not None:
                 began_s = time.perf_counter()
                 self._client.await_demand(ticket, timeout_s=self._load_timeout_s)
                 self.stats.record_load_wait(time.perf_counter() - began_s)
-            usable_ED = self._board.warm_LED[layer].view(np.bool_) & ~work.failed_ED
+            if work.is_open:
+                usable_ED = self._warm_ED(layer) & ~work.failed_ED
         assert y_SH is not None
         return self._combine(order_S, y_SH, weights_TK)
 
+    def _warm_ED(self, layer: int) -> NDArray[np.bool_]:
+        return self._board.warm_LED[layer].view(np.bool_)
+
     def _demand_missing(
         self, layer: int, work: "_Work", usable_ED: NDArray[np.bool_]
-    ) -> int | None:
-        """Fall back on unplanned warm replicas, and demand experts that have none at all."""
-        without_E = (work.open_E > 0) & ~usable_ED.any(axis=1)
+    ) -> tuple[int | None, CountArray]:
+        """Fall back on unplanned warm replicas, and demand experts that have none at all.
+
+        Returns:
+            The ticket of the demand, if there was one, and the tokens [E] that can go now.
+        """
+        open_E = work.open_E
+        without_E = open_E.astype(np.bool_) & ~usable_ED.any(axis=1)
         if not without_E.any():
-            return None
-        warm_ED = self._board.warm_LED[layer].view(np.bool_) & ~work.failed_ED
+            return None, open_E
+        warm_ED = self._warm_ED(layer) & ~work.failed_ED
         usable_ED[without_E] = warm_ED[without_E]
         missing = np.flatnonzero(without_E & ~warm_ED.any(axis=1))
         if not len(missing):
-            return None
+            return None, open_E
         failed = missing[work.failed_ED[missing].any(axis=1)]
         if len(failed):
             raise FunctionError(f"layer {layer}, expert {failed[0]}: failed on every device")
         work.count_try(layer)
-        return self._client.demand(layer=layer, experts=missing.tolist())
+        ticket = self._client.demand(layer=layer, experts=missing.tolist())
+        ready_E = open_E.copy()
+        ready_E[missing] = 0
+        return ticket, ready_E
 
-    def _split(self, layer: int, work: "_Work", usable_ED: NDArray[np.bool_]) -> CountArray:
+    def _split(self, layer: int, ready_E: CountArray, usable_ED: NDArray[np.bool_]) -> CountArray:
         began_s = time.perf_counter()
-        ready_E = np.where(usable_ED.any(axis=1), work.open_E, 0)
         share_ED = self._splitter.split(ready_E, usable_ED)
+        seconds = time.perf_counter() - began_s
+        used_ED = share_ED.astype(np.bool_)
+        np.copyto(self._board.used_ns_LED[layer], time.monotonic_ns(), where=used_ED)
         self.stats.record_split(
-            layer, count_E=ready_E, share_ED=share_ED, seconds=time.perf_counter() - began_s
+            layer,
+            count_E=ready_E,
+            share_ED=share_ED,
+            segments=np.count_nonzero(used_ED),
+            seconds=seconds,
         )
         return share_ED
 
@@ -271,47 +291,25 @@ class ExpertDispatcher:
         board.actual_step_L[layer] = self._step
         self._client.announce_loads()
 
-    def _settle(
-        self,
-        layer: int,
-        work: "_Work",
-        segments: Sequence[NDArray[np.int32]],
-        answer: Answer,
-    ) -> None:
-        """Close what was computed; what was not stays open for another round."""
-        now_ns = time.monotonic_ns()
-        board = self._board
-        for device, (segments_n3, status_n) in enumerate(
-            zip(segments, answer.status, strict=True)
-        ):
-            if not len(segments_n3):
-                continue
-            done_n = status_n == OK
-            experts = segments_n3[done_n, 0]
-            tokens = segments_n3[done_n, 2] - segments_n3[done_n, 1]
-            board.used_ns_LED[layer, experts, device] = now_ns
-            if len(tokens):
-                # All experts have the same size, so only the sum over experts matters for
-                # billing; sharing the device's time by tokens makes the detail plausible.
-                board.busy_ns_LED[layer, experts, device] += (
-                    answer.busy_ns[device] * tokens / tokens.sum()
-                ).astype(np.int64)
-            if not done_n.all():
-                failed = segments_n3[status_n == FAILED, 0]
-                work.failed_ED[failed, device] = True
-        work.close(segments, answer.status)
-
     def _combine(
         self, order_S: NDArray[np.int64], y_SH: torch.Tensor, weights_TK: torch.Tensor
     ) -> torch.Tensor:
         """Weighted sum of each token's K output rows; always in the order of K."""
+        size = len(order_S)
+        if size != len(self._counting_S):
+            self._counting_S = np.arange(size)
+            self._offsets_T = torch.arange(0, size, self._spec.top_k).to(y_SH.device)
         place_S = np.empty_like(order_S)
-        place_S[order_S] = np.arange(len(order_S))
-        place_TK = torch.from_numpy(place_S).view(-1, self._spec.top_k).to(y_SH.device)
-        weights = None if self._scores_input else weights_TK.to(y_SH.dtype)
-        return torch.nn.functional.embedding_bag(
-            place_TK, y_SH, per_sample_weights=weights, mode="sum"
-        )
+        place_S[order_S] = self._counting_S
+        places = torch.from_numpy(place_S)
+        if y_SH.device.type != "cpu":
+            places = places.to(y_SH.device)
+        weights = None if self._scores_input else weights_TK.reshape(-1).to(y_SH.dtype)
+        # The sum over bags of K rows; the functional form would rebuild the offsets each time.
+        y_TH: torch.Tensor = torch.embedding_bag(
+            y_SH, places, self._offsets_T, False, 0, False, weights, False
+        )[0]
+        return y_TH
 
 
 class _Work:
@@ -321,36 +319,36 @@ class _Work:
     one replica or, after a split, by several.
     """
 
-    def __init__(self, count_E: CountArray) -> None:
-        start_E = np.cumsum(count_E) - count_E
-        self.open_E: CountArray = count_E.copy()
-        self.failed_ED: NDArray[np.bool_] = np.zeros((len(count_E), 1), dtype=np.bool_)
-        self._start_E = start_E
+    def __init__(self, count_E: CountArray, num_devices: int) -> None:
+        self.open_E: CountArray = count_E
+        self.failed_ED: NDArray[np.bool_] = np.zeros((len(count_E), num_devices), dtype=np.bool_)
+        self.is_open = True
+        self._start_E = np.cumsum(count_E) - count_E
         self._ranges: dict[int, list[tuple[int, int]]] | None = None
         self._tries = 0
 
     def count_try(self, layer: int) -> None:
         """Bound the rounds: experts that vanish again and again are fought over."""
         self._tries += 1
-        if self._tries > 50:
+        if self._tries > _MOST_TRIES:
             raise UnavailableError(f"layer {layer}: experts do not stay warm long enough to run")
 
     def segments(self, share_ED: CountArray) -> list[NDArray[np.int32]]:
         """Turn shares into row ranges, per device."""
-        if share_ED.shape[1] != self.failed_ED.shape[1]:
-            self.failed_ED = np.zeros(share_ED.shape, dtype=np.bool_)
-        if self._ranges is None:
-            stop_ED = self._start_E[:, None] + np.cumsum(share_ED, axis=1)
-            result = []
-            for device in range(share_ED.shape[1]):
-                experts = np.flatnonzero(share_ED[:, device])
-                segments_n3 = np.empty((len(experts), 3), dtype=np.int32)
-                segments_n3[:, 0] = experts
-                segments_n3[:, 2] = stop_ED[experts, device]
-                segments_n3[:, 1] = segments_n3[:, 2] - share_ED[experts, device]
-                result.append(segments_n3)
-            return result
-        return self._segments_of_rest(share_ED)
+        if self._ranges is not None:
+            return self._segments_of_rest(share_ED)
+        devices, experts = share_ED.T.nonzero()
+        rows = share_ED[experts, devices]
+        stop_ED = np.cumsum(share_ED, axis=1)
+        stop_ED += self._start_E[:, None]
+        segments_n3 = np.empty((len(experts), 3), dtype=np.int32)
+        segments_n3[:, 0] = experts
+        segments_n3[:, 2] = stop_ED[experts, devices]
+        segments_n3[:, 1] = segments_n3[:, 2] - rows
+        if share_ED.shape[1] == 1:
+            return [segments_n3]
+        bounds = np.searchsorted(devices, np.arange(share_ED.shape[1] + 1)).tolist()
+        return [segments_n3[a:b] for a, b in itertools.pairwise(bounds)]
 
     def _segments_of_rest(self, share_ED: CountArray) -> list[NDArray[np.int32]]:
         """The same after a round that left gaps: an expert's rest may be in several ranges.
@@ -372,28 +370,38 @@ class _Work:
         return [np.array(r, dtype=np.int32).reshape(-1, 3) for r in rows]
 
     def close(
-        self, segments: Sequence[NDArray[np.int32]], status: Sequence[NDArray[np.uint8]]
+        self,
+        segments: Sequence[NDArray[np.int32]],
+        status: Sequence[NDArray[np.uint8]],
+        *,
+        complete: bool,
     ) -> None:
-        """Take what was computed out of what is open."""
-        if self._ranges is None and all((s == OK).all() for s in status):
-            done_E = np.zeros_like(self.open_E)
-            for segments_n3 in segments:
-                done_E[segments_n3[:, 0]] += segments_n3[:, 2] - segments_n3[:, 1]
-            if (done_E == self.open_E).all():
-                self.open_E[:] = 0
-                return
+        """Take what was computed out of what is open.
+
+        Args:
+            segments: What was handed out, per device.
+            status: What became of it.
+            complete: All that was open had been handed out.
+        """
+        if complete and self._ranges is None and not any(s.any() for s in status):
+            self.is_open = False
+            return
         if self._ranges is None:
             self._ranges = {
                 int(e): [(int(self._start_E[e]), int(self._start_E[e] + self.open_E[e]))]
                 for e in np.flatnonzero(self.open_E)
             }
-        for segments_n3, status_n in zip(segments, status, strict=True):
+            self.open_E = self.open_E.copy()
+        for device, (segments_n3, status_n) in enumerate(zip(segments, status, strict=True)):
             for (expert, start, stop), state in zip(
                 segments_n3.tolist(), status_n.tolist(), strict=True
             ):
                 if state == OK:
                     self._ranges[expert] = _without(self._ranges[expert], start, stop)
                     self.open_E[expert] -= stop - start
+                elif state == FAILED:
+                    self.failed_ED[expert, device] = True
+        self.is_open = bool(self.open_E.any())
 
 
 def _without(ranges: list[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:

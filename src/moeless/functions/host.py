@@ -6,6 +6,7 @@ in one thread while invocations run in another. Needs torch.
 
 import threading
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,12 +14,20 @@ from numpy.typing import NDArray
 
 from moeless.core.model import ExpertShape, FunctionId, ModelSpec
 from moeless.errors import FunctionError
-from moeless.functions.compute.kernels import ExpertKernel, build_kernel
+from moeless.functions.compute.kernels import (
+    Activation,
+    ExpertKernel,
+    build_kernel,
+    gated_activation,
+)
 from moeless.functions.store.expert_weights import ExpertWeights
 from moeless.functions.store.store import ExpertStore
 
 OK, NOT_WARM, FAILED = 0, 1, 2
 """Status of one segment of an invocation."""
+
+_ROWS_TOGETHER = 512
+"""Rows of an invocation up to which calls cost more than copies (measured, see docs/log.md)."""
 
 
 def function_bytes(shape: ExpertShape, device: str) -> int:
@@ -42,7 +51,7 @@ def function_bytes(shape: ExpertShape, device: str) -> int:
         up_bias=inner,
         down_bias=outer,
     )
-    return build_kernel(blank, shape, device).num_bytes
+    return build_kernel(blank, device).num_bytes
 
 
 class ExpertHost:
@@ -54,7 +63,8 @@ class ExpertHost:
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._stores: dict[str, tuple[ExpertStore, ModelSpec]] = {}
+        self._stores: dict[str, ExpertStore] = {}
+        self._activations: dict[str, Activation] = {}
         self._kernels: dict[FunctionId, ExpertKernel] = {}
         self._invoking = threading.Lock()
 
@@ -69,7 +79,8 @@ class ExpertHost:
         Returns:
             Bytes that each of its instances will hold on this device.
         """
-        self._stores[spec.model_id] = (store, spec)
+        self._stores[spec.model_id] = store
+        self._activations[spec.model_id] = gated_activation(spec.expert)
         return function_bytes(spec.expert, self._device)
 
     def load(self, function: FunctionId) -> int:
@@ -84,11 +95,9 @@ class ExpertHost:
         """
         if function.model not in self._stores:
             raise FunctionError(f"{self._device} does not know the model {function.model}")
-        store, spec = self._stores[function.model]
+        store = self._stores[function.model]
         try:
-            kernel = build_kernel(
-                store.load(function.layer, function.expert), spec.expert, self._device
-            )
+            kernel = build_kernel(store.load(function.layer, function.expert), self._device)
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise FunctionError(f"{self._device}: no memory for {function}") from error
         self._kernels[function] = kernel
@@ -125,22 +134,69 @@ class ExpertHost:
             Nanoseconds spent.
         """
         began_ns = time.monotonic_ns()
-        remote = y_SH.device.type != torch.device(self._device).type
+        segments = segments_n3.tolist()
         with self._invoking, torch.inference_mode():
-            for i, (expert, start, stop) in enumerate(segments_n3.tolist()):
-                kernel = self._kernels.get(FunctionId(model, layer, expert))
-                if kernel is None:
-                    status_n[i] = NOT_WARM
-                    continue
-                if stop - start == len(x_TH) == 1:
-                    x = x_TH
-                else:
+            kernels = [self._kernels.get(FunctionId(model, layer, s[0])) for s in segments]
+            activation = self._activations[model]
+            if self._run_together(kernels, segments, activation, x_TH, token_S, y_SH):
+                status_n[:] = OK
+            else:
+                for i, (kernel, segment) in enumerate(zip(kernels, segments, strict=True)):
+                    _, start, stop = segment
                     x = x_TH.index_select(0, token_S[start:stop])
-                try:
-                    y = kernel(x.to(self._device) if remote else x)
-                except (RuntimeError, MemoryError):
-                    status_n[i] = FAILED
-                    continue
-                y_SH[start:stop].copy_(y)
-                status_n[i] = OK
+                    status_n[i] = self._run_one(kernel, activation, x, y_SH[start:stop])
         return time.monotonic_ns() - began_ns
+
+    def _run_one(
+        self,
+        kernel: ExpertKernel | None,
+        activation: Activation,
+        x_nH: torch.Tensor,
+        y_nH: torch.Tensor,
+    ) -> int:
+        """Run one expert; returns its status."""
+        if kernel is None:
+            return NOT_WARM
+        try:
+            h = activation(kernel.gate_up(x_nH.to(self._device)))
+            y_nH.copy_(kernel.down(h))
+        except (RuntimeError, MemoryError):
+            return FAILED
+        return OK
+
+    def _run_together(
+        self,
+        kernels: list[ExpertKernel | None],
+        segments: list[list[int]],
+        activation: Activation,
+        x_TH: torch.Tensor,
+        token_S: torch.Tensor,
+        y_SH: torch.Tensor,
+    ) -> bool:
+        """Run few rows of many experts with one gather, one activation and one scatter.
+
+        With few tokens the number of calls decides, not the arithmetic. Needs all experts warm
+        and their rows adjacent.
+
+        Returns:
+            Whether it was done; if not, nothing has happened that matters.
+        """
+        first, last = segments[0][1], segments[-1][2]
+        sizes = [stop - start for _, start, stop in segments]
+        if last - first > _ROWS_TOGETHER or sum(sizes) != last - first or self._device != "cpu":
+            return False
+        warm = [kernel for kernel in kernels if kernel is not None]
+        if len(warm) < len(kernels) or x_TH.device.type != "cpu":
+            return False
+        if len(x_TH) == 1 and len(warm) == last - first:
+            xs: Sequence[torch.Tensor] = [x_TH] * len(warm)
+        else:
+            xs = x_TH.index_select(0, token_S[first:last]).split(sizes)
+        try:
+            ups = [kernel.gate_up(x) for kernel, x in zip(warm, xs, strict=True)]
+            inner = activation(torch.cat(ups)).split(sizes)
+            downs = [kernel.down(h) for kernel, h in zip(warm, inner, strict=True)]
+            torch.cat(downs, out=y_SH[first:last])
+        except (RuntimeError, MemoryError):
+            return False
+        return True

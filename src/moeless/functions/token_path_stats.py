@@ -49,16 +49,21 @@ class TokenPathStats:
         self.warm_replicas += warm
 
     def record_split(
-        self, layer: int, *, count_E: CountArray, share_ED: CountArray, seconds: float
+        self,
+        layer: int,
+        *,
+        count_E: CountArray,
+        share_ED: CountArray,
+        segments: int,
+        seconds: float,
     ) -> None:
-        """A split of tokens [E] over replicas [E, D]."""
+        """A split of tokens [E] over replicas [E, D], of which ``segments`` got some."""
         self.split_s.add(seconds)
         self.layers.record_split(layer, count_E=count_E, device_tokens_D=share_ED.sum(axis=0))
-        self.layers.record_warm_starts(layer, int(np.count_nonzero(share_ED)))
+        self.layers.record_warm_starts(layer, segments)
 
-    def record_layer(self, layer: int, *, seconds: float, warm_replicas: int) -> None:
+    def record_layer(self, *, seconds: float, warm_replicas: int) -> None:
         """A layer's experts have run."""
-        del layer
         self.layer_s.add(seconds)
         self.paper_byte_s += seconds * warm_replicas * self._function_bytes
 

@@ -5,6 +5,7 @@ bfloat16. Small float32 matrices stay as they are, because there the call itself
 the arithmetic. Both layouts give the same result up to rounding.
 """
 
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Protocol
@@ -23,19 +24,29 @@ _ONEDNN_ROWS_FROM = 16
 
 
 class ExpertKernel(Protocol):
-    """One expert, ready to run."""
+    """One expert, ready to run: ``down(activation(gate_up(x)))``.
+
+    The two halves are apart so that experts with few tokens can share the activation.
+    """
 
     @property
     def num_bytes(self) -> int:
         """Bytes that its weights hold on the device."""
         ...
 
-    def __call__(self, x_nH: torch.Tensor) -> torch.Tensor:
-        """Compute the expert for rows [n, H]; returns [n, H]."""
+    def gate_up(self, x_nH: torch.Tensor) -> torch.Tensor:
+        """Gate and up projection side by side [n, 2I] of rows [n, H]."""
+        ...
+
+    def down(self, h_nI: torch.Tensor) -> torch.Tensor:
+        """Down projection [n, H] of inner rows [n, I]."""
         ...
 
 
-def gated_activation(shape: ExpertShape) -> Callable[[torch.Tensor], torch.Tensor]:
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+def gated_activation(shape: ExpertShape) -> Activation:
     """The function from gate and up, side by side [n, 2I], to the inner rows [n, I]."""
     if shape.activation == "swiglu_clamped":
         alpha, limit = shape.alpha, shape.limit
@@ -70,7 +81,6 @@ class DenseExpert:
         down: [H, I].
         gate_up_bias: [2I] or None.
         down_bias: [H] or None.
-        activation: From [n, 2I] to [n, I].
     """
 
     def __init__(
@@ -79,34 +89,35 @@ class DenseExpert:
         down: torch.Tensor,
         gate_up_bias: torch.Tensor | None,
         down_bias: torch.Tensor | None,
-        activation: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
-        self._gate_up, self._down = gate_up, down
+        self._tensors = (gate_up, down, gate_up_bias, down_bias)
+        onednn = gate_up.device.type == "cpu" and onednn_works(gate_up.dtype)
+        self._onednn_from = _ONEDNN_ROWS_FROM if onednn else sys.maxsize
         self._gate_up_t, self._down_t = gate_up.t(), down.t()
-        self._gate_up_bias, self._down_bias = gate_up_bias, down_bias
-        self._activation = activation
-        self._onednn = gate_up.device.type == "cpu" and onednn_works(gate_up.dtype)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of weights and biases."""
-        tensors = (self._gate_up, self._down, self._gate_up_bias, self._down_bias)
-        return sum(t.nbytes for t in tensors if t is not None)
+        return sum(t.nbytes for t in self._tensors if t is not None)
 
-    def __call__(self, x_nH: torch.Tensor) -> torch.Tensor:
-        """Compute the expert for rows [n, H]; returns [n, H]."""
-        if self._onednn and len(x_nH) >= _ONEDNN_ROWS_FROM:
-            linear = torch.ops.mkldnn._linear_pointwise.default
-            h = linear(x_nH, self._gate_up, self._gate_up_bias, "none", [], "")
-            return linear(self._activation(h), self._down, self._down_bias, "none", [], "")
-        if self._gate_up_bias is None:
-            h = torch.mm(x_nH, self._gate_up_t)
-        else:
-            h = torch.addmm(self._gate_up_bias, x_nH, self._gate_up_t)
-        h = self._activation(h)
-        if self._down_bias is None:
-            return torch.mm(h, self._down_t)
-        return torch.addmm(self._down_bias, h, self._down_t)
+    def gate_up(self, x_nH: torch.Tensor) -> torch.Tensor:
+        """Gate and up projection side by side [n, 2I] of rows [n, H]."""
+        return self._linear(x_nH, self._gate_up_t, self._tensors[0], self._tensors[2])
+
+    def down(self, h_nI: torch.Tensor) -> torch.Tensor:
+        """Down projection [n, H] of inner rows [n, I]."""
+        return self._linear(h_nI, self._down_t, self._tensors[1], self._tensors[3])
+
+    def _linear(
+        self,
+        x: torch.Tensor,
+        weight_t: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        if x.shape[0] >= self._onednn_from:
+            return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+        return torch.mm(x, weight_t) if bias is None else torch.addmm(bias, x, weight_t)
 
 
 class PackedExpert:
@@ -118,14 +129,12 @@ class PackedExpert:
         down: torch.Tensor,
         gate_up_bias: torch.Tensor | None,
         down_bias: torch.Tensor | None,
-        activation: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         ops = torch.ops.mkldnn
         self._linear = ops._linear_pointwise.default
         self._gate_up = ops._reorder_linear_weight(gate_up)
         self._down = ops._reorder_linear_weight(down)
         self._gate_up_bias, self._down_bias = gate_up_bias, down_bias
-        self._activation = activation
 
     @property
     def num_bytes(self) -> int:
@@ -134,10 +143,13 @@ class PackedExpert:
         biases = (self._gate_up_bias, self._down_bias)
         return packed + sum(b.nbytes for b in biases if b is not None)
 
-    def __call__(self, x_nH: torch.Tensor) -> torch.Tensor:
-        """Compute the expert for rows [n, H]; returns [n, H]."""
-        h = self._linear(x_nH, self._gate_up, self._gate_up_bias, "none", [], "")
-        return self._linear(self._activation(h), self._down, self._down_bias, "none", [], "")
+    def gate_up(self, x_nH: torch.Tensor) -> torch.Tensor:
+        """Gate and up projection side by side [n, 2I] of rows [n, H]."""
+        return self._linear(x_nH, self._gate_up, self._gate_up_bias, "none", [], "")
+
+    def down(self, h_nI: torch.Tensor) -> torch.Tensor:
+        """Down projection [n, H] of inner rows [n, I]."""
+        return self._linear(h_nI, self._down, self._down_bias, "none", [], "")
 
 
 @cache
@@ -151,10 +163,7 @@ def onednn_works(dtype: torch.dtype) -> bool:
     try:
         ops = torch.ops.mkldnn
         packed = ops._reorder_linear_weight(weight)
-        got = [
-            ops._linear_pointwise.default(x, w, None, "none", [], "")
-            for w in (packed, weight)
-        ]
+        got = [ops._linear_pointwise.default(x, w, None, "none", [], "") for w in (packed, weight)]
         sized = int(ops._nbytes(packed)) >= weight.nbytes
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
@@ -163,12 +172,11 @@ def onednn_works(dtype: torch.dtype) -> bool:
     return sized and all((y.double() - expected).abs().max() < tolerance for y in got)
 
 
-def build_kernel(weights: ExpertWeights, shape: ExpertShape, device: str) -> ExpertKernel:
+def build_kernel(weights: ExpertWeights, device: str) -> ExpertKernel:
     """Lay out one expert's weights for a device.
 
     Args:
         weights: In the store's canonical form.
-        shape: Sizes, dtype and activation.
         device: A torch device name.
     """
     gate_up = torch.cat([weights.gate, weights.up]).to(device)
@@ -184,4 +192,4 @@ def build_kernel(weights: ExpertWeights, shape: ExpertShape, device: str) -> Exp
         and (gate_up.dtype == torch.bfloat16 or gate_up.numel() >= _PACK_FLOAT32_FROM)
     )
     kernel = PackedExpert if packs else DenseExpert
-    return kernel(gate_up, down, gate_up_bias, down_bias, gated_activation(shape))
+    return kernel(gate_up, down, gate_up_bias, down_bias)
