@@ -20,11 +20,13 @@ class Saboteur:
         self.error = None
         self.poison_only = False
         self.slow = None
+        self.seen = None
         model.get_input_embeddings().register_forward_pre_hook(self._check)
 
     def _check(self, _module, args):
         if self.slow is not None:
             self.slow.wait(PATIENCE_S)
+        self.seen = args[0]
         if self.error is None or (self.poison_only and not bool((args[0] == POISON).any())):
             return
         raise self.error
@@ -69,19 +71,16 @@ def test_only_the_guilty_request_fails(
         head.register_forward_hook(
             lambda _m, _a, out: (
                 out.index_fill(-1, torch.tensor([POISON]), 1e4)
-                if out.shape[0] == 1 and guilty_is_prefilling.is_set()
+                if saboteur.seen.tolist() == [[20, 21]]
                 else None
             )
         )
-    guilty_is_prefilling = threading.Event()
     streams = [engine.submit(make_request(prompt, max_tokens=30)) for prompt in good]
     if position == "while it runs":
         readers = [iter(stream) for stream in streams]
         found = [list(next(reader).token_ids) for reader in readers]
-        guilty_is_prefilling.set()
         guilty = engine.submit(make_request([20, 21], max_tokens=30))
         event = next(iter(guilty))
-        guilty_is_prefilling.clear()
         assert event.token_ids == (POISON,)
         for tokens, reader in zip(found, readers, strict=True):
             tokens.extend(token_id for event in reader for token_id in event.token_ids)

@@ -8,6 +8,7 @@ import torch
 from families import FAMILIES, make_tiny
 from moeless.engines.transformers.generation.batch_cache import BatchCache
 from moeless.engines.transformers.generation.model_runner import ModelRunner
+from moeless.engines.transformers.generation.packed_prompts import can_pack
 from moeless.engines.transformers.generation.position_scaling import scale_by_position
 
 PROMPT_LENGTHS = (1, 2, 3, 7, 8, 9, 17, 40, 64, 1, 25, 90)
@@ -16,6 +17,12 @@ PROMPT_LENGTHS = (1, 2, 3, 7, 8, 9, 17, 40, 64, 1, 25, 90)
 def draw_prompts(seed, lengths=PROMPT_LENGTHS):
     chooser = random.Random(seed)
     return [[chooser.randrange(3, 314) for _ in range(length)] for length in lengths]
+
+
+def submit_together(engine, requests):
+    """Let the engine see all of them in one step, so that their prompts are packed."""
+    with engine._changed:
+        return [engine.submit(request) for request in requests]
 
 
 def tokens_of(stream):
@@ -105,7 +112,7 @@ def test_a_llama4_row_is_scaled_by_its_own_position_not_the_longest_rows(
     prompts = draw_prompts("scale", (3, 70, 20))
     expected = [generate_alone(model, prompt, 30) for prompt in prompts]
     engine = start_engine(model)
-    streams = [engine.submit(make_request(prompt, max_tokens=30)) for prompt in prompts]
+    streams = submit_together(engine, [make_request(p, max_tokens=30) for p in prompts])
     assert [tokens_of(stream) for stream in streams] == expected
 
 
@@ -121,6 +128,30 @@ def test_prompt_chunks_of_any_size_give_the_same_tokens(
         engine.close()
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_packed_into_one_row_give_the_logits_of_each_alone(family):
+    model = FAMILIES[family]()
+    config = model.config.get_text_config()
+    assert can_pack(config)
+    prompts = draw_prompts(f"pack {family}", (1, 30, 2, 17, 9))
+    scale_by_position(model, 512)
+    runner = ModelRunner(model)
+    cache = BatchCache.for_prefill(sum(map(len, prompts)))
+    with torch.inference_mode():
+        packed = runner.prefill_packed(cache, prompts)
+        alone = [runner.prefill(BatchCache.for_prefill(len(p)), p)[0] for p in prompts]
+    assert torch.allclose(packed, torch.stack(alone), atol=2e-4)
+
+
+def test_models_that_were_not_checked_are_not_packed():
+    config = FAMILIES["mixtral"]().config
+    config._attn_implementation = "flash_attention_2"
+    assert not can_pack(config)
+    config._attn_implementation = "sdpa"
+    config.model_type = "new_family"
+    assert not can_pack(config)
+
+
 def test_eager_and_sdpa_attention_agree(start_engine, make_request, generate_alone):
     prompts = draw_prompts("attention", (4, 33))
     for implementation in ("eager", "sdpa"):
@@ -128,5 +159,5 @@ def test_eager_and_sdpa_attention_agree(start_engine, make_request, generate_alo
         model.set_attn_implementation(implementation)
         expected = [generate_alone(model, prompt, 12) for prompt in prompts]
         engine = start_engine(model)
-        streams = [engine.submit(make_request(prompt, max_tokens=12)) for prompt in prompts]
+        streams = submit_together(engine, [make_request(p, max_tokens=12) for p in prompts])
         assert [tokens_of(stream) for stream in streams] == expected

@@ -13,8 +13,10 @@ class Item:
 
 def run_step(scheduler):
     step = scheduler.next_step()
-    if isinstance(step, PrefillStep) and step.is_last:
-        scheduler.start_running(step.sequence)
+    if isinstance(step, PrefillStep):
+        for piece in step.pieces:
+            if piece.is_last:
+                scheduler.start_running(piece.sequence)
     return step
 
 
@@ -26,7 +28,7 @@ def test_a_long_prompt_is_cut_into_chunks_that_cover_it_once():
     scheduler = Scheduler(max_batch_size=2, prefill_chunk_tokens=8)
     scheduler.add(Item(19))
     steps = [run_step(scheduler) for _ in range(3)]
-    assert [(step.start, step.stop, step.is_last) for step in steps] == [
+    assert [(p.start, p.stop, p.is_last) for step in steps for p in step.pieces] == [
         (0, 8, False),
         (8, 16, False),
         (16, 19, True),
@@ -101,5 +103,33 @@ def test_a_prompt_that_follows_a_cancelled_one_starts_at_its_beginning():
     scheduler.add(second)
     scheduler.next_step()
     scheduler.remove(first)
-    step = scheduler.next_step()
-    assert (step.sequence, step.start, step.stop) == (second, 0, 4)
+    (piece,) = scheduler.next_step().pieces
+    assert (piece.sequence, piece.start, piece.stop) == (second, 0, 4)
+
+
+def test_short_prompts_share_a_step_as_long_as_they_fit_whole():
+    scheduler = Scheduler(max_batch_size=10, prefill_chunk_tokens=8, pack_prompts=True)
+    items = [Item(length) for length in (3, 2, 3, 1, 20, 2, 2)]
+    for item in items:
+        scheduler.add(item)
+    steps = []
+    while len(scheduler.running) < len(items):
+        step = run_step(scheduler)
+        if isinstance(step, PrefillStep):
+            steps.append([(items.index(piece.sequence), piece.stop) for piece in step.pieces])
+    assert steps == [
+        [(0, 3), (1, 2), (2, 3)],
+        [(3, 1)],
+        [(4, 8)],
+        [(4, 16)],
+        [(4, 20)],
+        [(5, 2), (6, 2)],
+    ]
+
+
+def test_a_pack_takes_no_more_prompts_than_the_batch_has_room_for():
+    scheduler = Scheduler(max_batch_size=2, prefill_chunk_tokens=80, pack_prompts=True)
+    for _ in range(5):
+        scheduler.add(Item(1))
+    assert len(run_step(scheduler).pieces) == 2
+    assert isinstance(run_step(scheduler), DecodeStep)

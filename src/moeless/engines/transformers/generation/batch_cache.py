@@ -17,110 +17,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
+
+from moeless.engines.transformers.generation.cache_layer import BatchCacheLayer, CacheWindow
 
 INITIAL_ROWS = 4
 INITIAL_COLUMNS = 256
-
-
-class _Window:
-    """Which rows and columns of the buffers a forward sees; shared by all layers."""
-
-    __slots__ = ("column_capacity", "end", "first_row", "row_capacity", "rows", "start")
-
-    def __init__(self, row_capacity: int, column_capacity: int) -> None:
-        self.row_capacity = row_capacity
-        self.column_capacity = column_capacity
-        self.first_row = 0
-        self.rows = 0
-        self.start = 0
-        self.end = 0
-
-
-class BatchCacheLayer(CacheLayerMixin):  # type: ignore[misc]  # untyped library
-    """One layer's buffers: keys and values [row, head, column, dim], dims free to differ."""
-
-    def __init__(self, window: _Window) -> None:
-        super().__init__()
-        self._window = window
-
-    def allocate(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Make zeroed buffers of the window's capacities, shaped like [row, head, column, dim]."""
-        self.keys, self.values = (self._zeros_like(states) for states in (keys, values))
-        self.is_initialized = True
-
-    def _zeros_like(self, states: torch.Tensor) -> torch.Tensor:
-        window = self._window
-        shape = (window.row_capacity, states.shape[1], window.column_capacity, states.shape[3])
-        return torch.zeros(shape, dtype=states.dtype, device=states.device)
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate on the first use, when shapes, type and device are known."""
-        self.allocate(key_states, value_states)
-
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        *args: object,  # noqa: ARG002 - signature of the library
-        **kwargs: object,  # noqa: ARG002 - signature of the library
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new columns after the window; return views of the window and them.
-
-        Nothing is committed: a forward that fails half-way leaves the window as it was.
-        """
-        if not self.is_initialized:
-            self.allocate(key_states, value_states)
-        window = self._window
-        rows = slice(window.first_row, window.first_row + window.rows)
-        end = window.end + key_states.shape[2]
-        self.keys[rows, :, window.end : end] = key_states
-        self.values[rows, :, window.end : end] = value_states
-        seen = slice(window.start, end)
-        return self.keys[rows, :, seen], self.values[rows, :, seen]
-
-    def make_larger(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Zeroed buffers of the window's capacities; None if those here have them already."""
-        if not self.is_initialized:
-            return None
-        window = self._window
-        if (self.keys.shape[0], self.keys.shape[2]) == (
-            window.row_capacity,
-            window.column_capacity,
-        ):
-            return None
-        return self._zeros_like(self.keys), self._zeros_like(self.values)
-
-    def relocate(
-        self,
-        larger: tuple[torch.Tensor, torch.Tensor] | None,
-        rows: int,
-        source: slice,
-        target: slice,
-    ) -> None:
-        """Move ``rows`` rows of columns ``source`` to ``target``, into larger buffers if given."""
-        if not self.is_initialized:
-            return
-        if larger is None:
-            for states in (self.keys, self.values):
-                # Source and target may overlap, so the way is over a copy.
-                states[:rows, :, target] = states[:rows, :, source].clone()
-            return
-        for new, old in zip(larger, (self.keys, self.values), strict=True):
-            new[:rows, :, target] = old[:rows, :, source]
-        self.keys, self.values = larger
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of what attention sees."""
-        return self.get_seq_length() + query_length, 0
-
-    def get_seq_length(self) -> int:
-        """Columns in the window."""
-        return self._window.end - self._window.start
-
-    def get_max_length(self) -> int:
-        """No limit of its own: the buffers grow."""
-        return -1
 
 
 class BatchCache(Cache):  # type: ignore[misc]  # untyped library
@@ -149,7 +51,7 @@ class BatchCache(Cache):  # type: ignore[misc]  # untyped library
         # The slack makes a full buffer leave room to move: a window is max_length wide at most.
         self._max_columns = max_length + max_length // 8 + 64
         self._initial = (min(rows, max_rows), min(columns, self._max_columns))
-        self._window = _Window(*self._initial)
+        self._window = CacheWindow(*self._initial)
         self.lengths: list[int] = []
 
     @classmethod
@@ -223,17 +125,19 @@ class BatchCache(Cache):  # type: ignore[misc]  # untyped library
         self._window.end += new_tokens
         self.lengths = [length + new_tokens for length in self.lengths]
 
-    def append_row(self, source: "BatchCache") -> int:
-        """Copy the only row of ``source`` in as the last row.
+    def append_row(self, source: "BatchCache", columns: slice | None = None) -> int:
+        """Copy one sequence of the one-row cache ``source`` in as the last row.
 
         Args:
-            source: A cache filled by prefilling one sequence.
+            source: A cache filled by prefilling.
+            columns: Which of its columns hold the sequence; all if None.
 
         Returns:
             The new row's index.
         """
         window = self._window
-        (length,) = source.lengths
+        taken = columns or slice(source._window.start, source._window.end)
+        length = taken.stop - taken.start
         row = window.rows
         if row == self._max_rows:
             raise ValueError(f"the batch holds {row} rows at the most")
@@ -245,7 +149,6 @@ class BatchCache(Cache):  # type: ignore[misc]  # untyped library
         if not fits or row_capacity != window.row_capacity:
             self._fit(max(self.width, length), 1, row_capacity)
         target = slice(window.end - length, window.end)
-        taken = slice(source._window.start, source._window.end)
         for index, layer in enumerate(source.layers):
             if index == len(self.layers):
                 self.layers.append(BatchCacheLayer(window))

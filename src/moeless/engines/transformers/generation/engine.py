@@ -18,9 +18,14 @@ from moeless.engines.transformers.generation.batch_cache import BatchCache
 from moeless.engines.transformers.generation.context_limit import resolve_max_model_len
 from moeless.engines.transformers.generation.detokenizer import TextAssembler
 from moeless.engines.transformers.generation.health import HealthMonitor
+from moeless.engines.transformers.generation.model_facts import (
+    generation_eos_ids,
+    require_served_layers,
+)
 from moeless.engines.transformers.generation.model_runner import ModelRunner
-from moeless.engines.transformers.generation.observer import GenerationObserver, StepMarker
+from moeless.engines.transformers.generation.observer import GenerationObserver, StepMarker, tell
 from moeless.engines.transformers.generation.options import EngineOptions
+from moeless.engines.transformers.generation.packed_prompts import can_pack
 from moeless.engines.transformers.generation.position_scaling import scale_by_position
 from moeless.engines.transformers.generation.sampler import RowSampler
 from moeless.engines.transformers.generation.scheduler import Scheduler
@@ -29,11 +34,10 @@ from moeless.engines.transformers.generation.step_loop import StepLoop
 from moeless.engines.transformers.generation.streams import EventStream, deliver
 from moeless.engines.transformers.generation.text_codec import TextCodec
 from moeless.engines.transformers.generation.validation import validate_request
-from moeless.errors import EngineError, ModelError, QueueFullError, RequestError
+from moeless.errors import EngineError, QueueFullError, RequestError
 
 logger = logging.getLogger(__name__)
 
-_SERVED_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 _CLOSE_TIMEOUT_S = 2.0
 _RETRY_AFTER_RANGE_S = (1.0, 60.0)
 
@@ -72,18 +76,19 @@ class TransformersTextEngine:
     ) -> None:
         self._options = options or EngineOptions()
         config = model.config.get_text_config()
-        _require_served_layers(config)
+        require_served_layers(config)
         self._model_id = model_id
         self._max_model_len = resolve_max_model_len(config, self._options.max_model_len)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self._codec = TextCodec(tokenizer)
-        self._eos_ids = self._codec.eos_ids | _generation_eos_ids(model)
+        self._eos_ids = self._codec.eos_ids | generation_eos_ids(model)
         self._observer = observer or GenerationObserver()
         self._clock = clock
         model.eval()
         scale_by_position(model, self._max_model_len)
         self._health = HealthMonitor(first_retry_s=self._options.first_retry_s)
         self._runner = ModelRunner(model, on_step)
+        self._can_pack = can_pack(config)
         self._loop = self._make_loop()
         self._changed = threading.Condition()
         self._live: dict[str, Sequence] = {}
@@ -130,7 +135,7 @@ class TransformersTextEngine:
             self._live[request.request_id] = sequence
             self._arrived.append(sequence)
             self._changed.notify()
-        self._tell(self._observer.request_submitted, sequence.prompt_tokens)
+        tell(self._observer.request_submitted, sequence.prompt_tokens)
         return sequence.stream
 
     def cancel(self, request_id: str) -> None:
@@ -147,7 +152,7 @@ class TransformersTextEngine:
     def stats(self) -> EngineStats:
         """The current state."""
         scheduler = self._loop.scheduler
-        running = len(scheduler.running) + (scheduler.prefilling is not None)
+        running = len(scheduler.running) + len(scheduler.prefilling)
         reason = self._health.reason
         if self._closing:
             reason = "the engine is closed"
@@ -185,7 +190,9 @@ class TransformersTextEngine:
             runner=self._runner,
             scheduler=Scheduler(
                 max_batch_size=options.max_batch_size,
-                prefill_chunk_tokens=options.prefill_chunk_tokens,
+                # A pack no longer than a sequence may be keeps its positions within the model's.
+                prefill_chunk_tokens=min(options.prefill_chunk_tokens, self._max_model_len),
+                pack_prompts=self._can_pack,
             ),
             batch=BatchCache(max_rows=options.max_batch_size, max_length=self._max_model_len),
             codec=self._codec,
@@ -275,7 +282,7 @@ class TransformersTextEngine:
         with self._changed:
             self._live.pop(sequence.request.request_id, None)
         duration_s = self._clock() - sequence.arrived_s
-        self._tell(
+        tell(
             self._observer.request_finished,
             reason,
             sequence.prompt_tokens,
@@ -285,26 +292,4 @@ class TransformersTextEngine:
 
     def _tell_queue(self) -> None:
         stats = self.stats()
-        self._tell(self._observer.queue_changed, stats.running, stats.waiting)
-
-    def _tell(self, method: Callable[..., None], *args: object) -> None:
-        try:
-            method(*args)
-        except Exception:
-            logger.exception("an observer failed")
-
-
-def _generation_eos_ids(model: Any) -> frozenset[int]:
-    eos = getattr(model.generation_config, "eos_token_id", None)
-    if eos is None:
-        return frozenset()
-    return frozenset([eos]) if isinstance(eos, int) else frozenset(eos)
-
-
-def _require_served_layers(config: Any) -> None:
-    unknown = set(getattr(config, "layer_types", None) or ()) - _SERVED_LAYER_TYPES
-    if unknown:
-        raise ModelError(
-            f"layers of type {', '.join(sorted(unknown))} cannot be served: "
-            f"only {', '.join(sorted(_SERVED_LAYER_TYPES))} keep all state in keys and values"
-        )
+        tell(self._observer.queue_changed, stats.running, stats.waiting)

@@ -11,6 +11,7 @@ import torch
 
 from moeless.engines.transformers.generation.batch_cache import BatchCache
 from moeless.engines.transformers.generation.observer import Phase, StepMarker
+from moeless.engines.transformers.generation.packed_prompts import packed_masks, packed_positions
 
 
 def _no_marker(phase: Phase, tokens: int) -> nullcontext[None]:  # noqa: ARG001 - a StepMarker
@@ -28,7 +29,9 @@ class ModelRunner:
     def __init__(self, model: Any, on_step: StepMarker | None = None) -> None:
         self._model = model
         self._on_step = on_step or _no_marker
+        self._config = model.config.get_text_config()
         self._device = model.get_input_embeddings().weight.device
+        self._dtype = model.dtype
 
     def prefill(self, cache: BatchCache, token_ids: Sequence[int]) -> torch.Tensor:
         """Run further prompt tokens of a one-row cache.
@@ -39,6 +42,33 @@ class ModelRunner:
         tokens = torch.tensor([token_ids], device=self._device)
         logits = self._forward("prefill", cache, tokens)
         cache.commit(len(token_ids))
+        return logits
+
+    def prefill_packed(self, cache: BatchCache, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Run several whole prompts side by side in an empty one-row cache.
+
+        Returns:
+            Logits after the last token of each, float [prompt, vocabulary].
+        """
+        lengths = [len(prompt) for prompt in prompts]
+        tokens = torch.tensor([[token for prompt in prompts for token in prompt]])
+        masks = packed_masks(self._config, lengths, self._dtype)
+        if isinstance(masks, dict):
+            masks = {name: mask.to(self._device) for name, mask in masks.items()}
+        else:
+            masks = masks.to(self._device)
+        last = torch.tensor(lengths).cumsum(dim=0) - 1
+        with self._on_step("prefill", tokens.numel()):
+            output = self._model(
+                input_ids=tokens.to(self._device),
+                attention_mask=masks,
+                position_ids=packed_positions(lengths).to(self._device),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=last.to(self._device),
+            )
+        cache.commit(tokens.numel())
+        logits: torch.Tensor = output.logits[0]
         return logits
 
     def decode(self, cache: BatchCache, token_ids: Sequence[int]) -> torch.Tensor:

@@ -1,9 +1,13 @@
 """What an observer of the engine may hear about. This module must not know any metric system."""
 
+import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
 from moeless.core.generation import FinishReason
+
+logger = logging.getLogger(__name__)
 
 Phase = Literal["prefill", "decode"]
 
@@ -42,3 +46,11 @@ class GenerationObserver:
         self, reason: FinishReason, prompt_tokens: int, completion_tokens: int, duration_s: float
     ) -> None:
         """A request ended."""
+
+
+def tell(method: Callable[..., None], *args: object) -> None:
+    """Call an observer's method; what it raises is logged and goes no further."""
+    try:
+        method(*args)
+    except Exception:
+        logger.exception("an observer failed")

@@ -4,6 +4,7 @@ Runs on the engine thread only. This module must not know threads or how request
 """
 
 import logging
+import math
 from collections.abc import Callable
 
 import torch
@@ -12,13 +13,13 @@ from moeless.core.generation import FinishReason, TokenEvent, TokenLogprob
 from moeless.engines.transformers.generation.batch_cache import BatchCache
 from moeless.engines.transformers.generation.health import HealthMonitor
 from moeless.engines.transformers.generation.model_runner import ModelRunner
-from moeless.engines.transformers.generation.observer import GenerationObserver
+from moeless.engines.transformers.generation.observer import GenerationObserver, Phase, tell
 from moeless.engines.transformers.generation.sampler import Choice, find_best
-from moeless.engines.transformers.generation.scheduler import PrefillStep, Scheduler
+from moeless.engines.transformers.generation.scheduler import PrefillPiece, PrefillStep, Scheduler
 from moeless.engines.transformers.generation.sequence import Sequence
 from moeless.engines.transformers.generation.streams import deliver
 from moeless.engines.transformers.generation.text_codec import TextCodec
-from moeless.errors import MoelessError
+from moeless.errors import EngineError, MoelessError
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,13 @@ def describe_failure(error: Exception) -> str:
     if isinstance(error, MoelessError) and str(error):
         return str(error).splitlines()[0]
     return f"the model failed on this request ({type(error).__name__})"
+
+
+def _require_all_finite(best: list[tuple[float, int]]) -> None:
+    # Masked columns count zero times their value, and zero times NaN is NaN: one packed prompt's
+    # numbers may have spoiled the others'.
+    if not all(math.isfinite(maximum) for maximum, _ in best):
+        raise EngineError("a packed prompt has logits that are not finite")
 
 
 class StepLoop:
@@ -79,7 +87,7 @@ class StepLoop:
 
     def drop(self, sequence: Sequence, *, scrub: bool = False) -> None:
         """Free what a sequence holds; its stream has ended."""
-        if sequence is self.scheduler.prefilling:
+        if sequence in self.scheduler.prefilling:
             self._prompt_cache = None
         row = self.scheduler.remove(sequence)
         if row is not None:
@@ -90,10 +98,12 @@ class StepLoop:
         step = self.scheduler.next_step()
         if step is None:
             return False
-        if isinstance(step, PrefillStep):
-            self._prefill(step)
-        else:
+        if not isinstance(step, PrefillStep):
             self._decode()
+        elif len(step.pieces) > 1:
+            self._prefill_packed(step)
+        else:
+            self._prefill(step.pieces[0])
         return True
 
     def probe(self) -> None:
@@ -111,32 +121,57 @@ class StepLoop:
         self.drop(sequence, scrub=scrub)
         self._deliver([(sequence, sequence.ending("error", error))])
 
-    def _prefill(self, step: PrefillStep[Sequence]) -> None:
-        sequence = step.sequence
+    def _prefill(self, piece: PrefillPiece[Sequence]) -> None:
+        sequence = piece.sequence
         started_s = self._clock()
-        if step.start == 0:
+        if piece.start == 0:
             self._prompt_cache = BatchCache.for_prefill(sequence.prompt_tokens)
         cache = self._prompt_cache
         assert cache is not None
         try:
-            prompt_ids = sequence.request.prompt_ids[step.start : step.stop]
+            prompt_ids = sequence.request.prompt_ids[piece.start : piece.stop]
             logits = self._runner.prefill(cache, prompt_ids)
-            best = find_best(logits) if step.is_last else []
+            best = find_best(logits) if piece.is_last else []
         except Exception as error:
             logger.exception("prefill failed")
-            self._model_failed(sequence, error)
+            self._health.record_failure(describe_failure(error), self._clock())
+            self.fail(sequence, describe_failure(error))
             return
-        self._step_finished(step, started_s)
-        if step.is_last:
-            event = self._advance(sequence, logits, 0, best[0], None)
-            self._join(sequence, cache, event)
+        self._step_finished("prefill", piece.stop - piece.start, started_s)
+        if piece.is_last:
+            self._prompt_cache = None
+            event = self._advance(sequence, logits, 0, best[0])
+            self._join(sequence, cache, slice(0, piece.stop), event)
 
-    def _join(self, sequence: Sequence, cache: BatchCache, event: TokenEvent) -> None:
+    def _prefill_packed(self, step: PrefillStep[Sequence]) -> None:
+        """Prefill several prompts at once; alone if that fails, so only the guilty one ends."""
+        started_s = self._clock()
+        cache = BatchCache.for_prefill(step.tokens)
+        prompts = [piece.sequence.request.prompt_ids for piece in step.pieces]
+        try:
+            logits = self._runner.prefill_packed(cache, prompts)
+            best = find_best(logits)
+            _require_all_finite(best)
+        except Exception:
+            logger.exception("%d packed prompts failed; trying each alone", len(prompts))
+            for piece in step.pieces:
+                self._prefill(piece)
+            return
+        self._step_finished("prefill", step.tokens, started_s)
+        start = 0
+        for row, piece in enumerate(step.pieces):
+            columns = slice(start, start + piece.stop)
+            start = columns.stop
+            event = self._advance(piece.sequence, logits, row, best[row])
+            self._join(piece.sequence, cache, columns, event)
+
+    def _join(
+        self, sequence: Sequence, cache: BatchCache, columns: slice, event: TokenEvent
+    ) -> None:
         """Make a prefilled sequence the last row, unless its first token was its last."""
-        self._prompt_cache = None
         if event.finish_reason is None:
             try:
-                self._batch.append_row(cache)
+                self._batch.append_row(cache, columns)
             except Exception as error:
                 logger.exception("no room for another row")
                 event = sequence.ending("error", describe_failure(error))
@@ -166,7 +201,7 @@ class StepLoop:
             logits, failures = self._runner.decode_alone(self._batch, token_ids)
             best = find_best(logits)
         if len(failures) < len(rows):
-            self._step_finished(len(rows), started_s)
+            self._step_finished("decode", len(rows), started_s)
         deliveries: list[tuple[Sequence, TokenEvent]] = []
         broken: set[int] = set()
         for row, sequence in enumerate(rows):
@@ -186,7 +221,7 @@ class StepLoop:
         logits: torch.Tensor,
         row: int,
         best: tuple[float, int],
-        failure: Exception | None,
+        failure: Exception | None = None,
     ) -> TokenEvent:
         """Choose a row's next token; whatever goes wrong here ends this request only."""
         try:
@@ -210,19 +245,13 @@ class StepLoop:
             top=tuple((token_id, name(token_id), value) for token_id, value in choice.top),
         )
 
-    def _model_failed(self, sequence: Sequence, error: Exception) -> None:
-        self._health.record_failure(describe_failure(error), self._clock())
-        self.fail(sequence, describe_failure(error))
-
-    def _step_finished(self, step: PrefillStep[Sequence] | int, started_s: float) -> None:
+    def _step_finished(self, phase: Phase, tokens: int, started_s: float) -> None:
         self._health.record_success()
         duration_s = self._clock() - started_s
-        if isinstance(step, PrefillStep):
-            self._tell(self._observer.step_finished, "prefill", step.stop - step.start, duration_s)
-            return
-        weight = _SMOOTHING if self._decode_s else 1.0
-        self._decode_s += weight * (duration_s - self._decode_s)
-        self._tell(self._observer.step_finished, "decode", step, duration_s)
+        if phase == "decode":
+            weight = _SMOOTHING if self._decode_s else 1.0
+            self._decode_s += weight * (duration_s - self._decode_s)
+        tell(self._observer.step_finished, phase, tokens, duration_s)
 
     def _deliver(self, deliveries: list[tuple[Sequence, TokenEvent]]) -> None:
         now_s = self._clock()
@@ -238,13 +267,7 @@ class StepLoop:
     def _time_token(self, sequence: Sequence, now_s: float) -> None:
         if sequence.last_token_s is None:
             wait_s = now_s - sequence.arrived_s
-            self._tell(self._observer.first_token, wait_s, sequence.prompt_tokens)
+            tell(self._observer.first_token, wait_s, sequence.prompt_tokens)
         else:
-            self._tell(self._observer.next_token, now_s - sequence.last_token_s)
+            tell(self._observer.next_token, now_s - sequence.last_token_s)
         sequence.last_token_s = now_s
-
-    def _tell(self, method: Callable[..., None], *args: object) -> None:
-        try:
-            method(*args)
-        except Exception:
-            logger.exception("an observer failed")
