@@ -13,6 +13,7 @@ from moeless.core.clock import SystemClock
 from moeless.core.model import ModelSpec
 from moeless.engines.transformers.loader import LoadedModel, attach_runtime
 from moeless.errors import BudgetError
+from moeless.functions.billing import GB
 from moeless.functions.channel import ChannelShape
 from moeless.functions.client import PlatformClient
 from moeless.functions.dispatch import ExpertDispatcher, Forecast, Invoker
@@ -58,7 +59,8 @@ class ExpertsRuntime:
             FunctionError: The platform does not answer.
         """
         stats, board = self.dispatcher.stats, self.client.board
-        report = self.client.report(paper_byte_s=stats.paper_byte_s)
+        report = self.client.report()
+        gb_s_L = report["gb_s_L"] | {"paper": (stats.paper_byte_s_L / GB).tolist()}
         return RuntimeSnapshot(
             model=self.spec.model_id,
             devices=tuple(device.label for device in self.config.devices),
@@ -70,7 +72,9 @@ class ExpertsRuntime:
             straggler_mean_L=stats.layers.straggler_mean_L,
             straggler_last_L=stats.layers.straggler_last_L,
             warm_starts=stats.layers.warm_starts,
-            cold_starts=report["cold_starts"],
+            cold_starts=sum(report["cold_starts_L"]),
+            cold_starts_L=np.array(report["cold_starts_L"]),
+            warm_starts_L=stats.layers.warm_starts_L,
             blocking_loads=report["blocking_loads"],
             evictions=report["evictions"],
             plans=report["plans"],
@@ -84,7 +88,8 @@ class ExpertsRuntime:
             instances_D={k: tuple(v) for k, v in report["instances_D"].items()},
             resident_bytes_D=tuple(report["resident_bytes_D"]),
             budget_bytes_D=tuple(report["budget_bytes_D"]),
-            gb_s=GbSeconds(**report["gb_s"]),
+            gb_s=GbSeconds(**{name: sum(values) for name, values in gb_s_L.items()}),
+            gb_s_L={name: tuple(values) for name, values in gb_s_L.items()},
             worker_restarts_D=tuple(report["worker_restarts"]),
         )
 

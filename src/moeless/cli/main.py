@@ -36,11 +36,15 @@ _EXTRAS = {
 class _LazyGroup(click.Group):
     """Imports a command's module only when the command is used."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
         """Names of all commands."""
         return [*_COMMANDS, *sorted(set(self._contributed()) - set(_COMMANDS))]
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - click's
+        cmd_name: str,
+    ) -> click.Command | None:
         """The command of a name."""
         if cmd_name in _COMMANDS:
             module, _, attribute = _COMMANDS[cmd_name].partition(":")
@@ -59,7 +63,7 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="moeless")
 def moeless() -> None:
-    """Serverless expert serving for Mixture-of-Experts language models.
+    r"""Serverless expert serving for Mixture-of-Experts language models.
 
     \b
     Examples:

@@ -13,27 +13,35 @@ paper
 GB is 10^9 bytes, time is wall clock.
 """
 
+import numpy as np
+from numpy.typing import NDArray
+
 GB = 1e9
 
 
 class ResidencyMeter:
-    """Integrates bytes over time.
+    """Integrates bytes over time, layer by layer.
 
     Args:
+        num_layers: L.
         now_s: When the meter starts.
     """
 
-    def __init__(self, *, now_s: float) -> None:
+    def __init__(self, num_layers: int, *, now_s: float) -> None:
         self._last_s = now_s
-        self._bytes = 0
-        self._byte_s = 0.0
+        self._bytes_L: NDArray[np.int64] = np.zeros(num_layers, dtype=np.int64)
+        self._byte_s_L: NDArray[np.float64] = np.zeros(num_layers)
 
-    def set_bytes(self, num_bytes: int, *, now_s: float) -> None:
-        """The bytes held from now on."""
-        self._byte_s += self._bytes * (now_s - self._last_s)
+    def add_bytes(self, layer: int, num_bytes: int, *, now_s: float) -> None:
+        """A layer holds more bytes from now on, or fewer if negative."""
+        self._advance(now_s)
+        self._bytes_L[layer] += num_bytes
+
+    def gb_s_L(self, *, now_s: float) -> NDArray[np.float64]:
+        """GB·s of each layer until now."""
+        self._advance(now_s)
+        return self._byte_s_L / GB
+
+    def _advance(self, now_s: float) -> None:
+        self._byte_s_L += self._bytes_L * (now_s - self._last_s)
         self._last_s = now_s
-        self._bytes = num_bytes
-
-    def gb_s(self, *, now_s: float) -> float:
-        """GB·s until now."""
-        return (self._byte_s + self._bytes * (now_s - self._last_s)) / GB

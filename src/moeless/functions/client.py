@@ -51,7 +51,7 @@ class PlatformClient(Protocol):
         """A device does not answer: it must be replaced before its work is repeated."""
         ...
 
-    def report(self, *, paper_byte_s: float) -> Report:
+    def report(self) -> Report:
         """Counters of the platform. May be called from any thread."""
         ...
 

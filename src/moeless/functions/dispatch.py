@@ -159,6 +159,7 @@ class ExpertDispatcher:
         else:
             y_TH = self._run_pieces(layer, x_TH, ids_S, weights_TK)
         self.stats.record_layer(
+            layer,
             seconds=time.perf_counter() - began_s,
             warm_replicas=int(np.count_nonzero(self._board.warm_LED[layer])),
         )

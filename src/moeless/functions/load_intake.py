@@ -51,9 +51,7 @@ class LoadIntake:
         for layer in np.flatnonzero(board.forecast_step_L > self._forecast_L).tolist():
             step = int(board.forecast_step_L[layer])
             self._forecast_L[layer] = step
-            self._consumer.forecast(
-                step=step, layer=layer, load_E=board.forecast_LE[layer].copy()
-            )
+            self._consumer.forecast(step=step, layer=layer, load_E=board.forecast_LE[layer].copy())
         for layer in np.flatnonzero(board.actual_step_L > self._actual_L).tolist():
             step = int(board.actual_step_L[layer])
             self._actual_L[layer] = step

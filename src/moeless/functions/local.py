@@ -195,13 +195,13 @@ class LocalClient:
         """
         raise UnavailableError(f"device {device}: {reason}")
 
-    def report(self, *, paper_byte_s: float) -> Report:
+    def report(self) -> Report:
         """Counters of the platform. May be called from any thread."""
         done = threading.Event()
         result: Report = {}
 
         def fill(_platform: Platform) -> None:
-            result.update(self._model.report(paper_byte_s=paper_byte_s))
+            result.update(self._model.report())
             done.set()
 
         self._tasks.put(fill)

@@ -83,8 +83,8 @@ class ModelPlacement:
         self.board = board
         self._platform = platform
         self.started_s = platform.clock.now_s()
-        self.earlier_busy_ns = 0
-        self.cold_starts = 0
+        self.earlier_busy_ns_L: CountArray = np.zeros(spec.num_layers, dtype=np.int64)
+        self.cold_starts_L: CountArray = np.zeros(spec.num_layers, dtype=np.int64)
         self.blocking_loads = 0
         self.evictions = 0
         self.failed_loads = 0
@@ -151,12 +151,8 @@ class ModelPlacement:
         """The id of one of the model's functions."""
         return FunctionId(self.spec.model_id, layer, expert)
 
-    def report(self, *, paper_byte_s: float) -> dict[str, Any]:
-        """Counters of this model as a JSON object.
-
-        Args:
-            paper_byte_s: The engine's sum of layer time x bytes of the layer's warm replicas.
-        """
+    def report(self) -> dict[str, Any]:
+        """Counters of this model as a JSON object; lists of GB·s and starts are by layer."""
         now_s = self._platform.clock.now_s()
         pools = self._platform.pools
         states_D: dict[str, list[int]] = {s.value: [0] * len(pools) for s in State}
@@ -165,9 +161,10 @@ class ModelPlacement:
                 if instance.function.model == self.spec.model_id:
                     states_D[instance.state.value][pool.device] += 1
         budget = sum(pool.budget_bytes for pool in pools)
-        busy_ns = self.earlier_busy_ns + int(self.board.busy_ns_LD.sum())
+        busy_ns_L = self.earlier_busy_ns_L + self.board.busy_ns_LD.sum(axis=1)
+        reserved = budget * (now_s - self.started_s) / GB
         return {
-            "cold_starts": self.cold_starts,
+            "cold_starts_L": self.cold_starts_L.tolist(),
             "blocking_loads": self.blocking_loads,
             "evictions": self.evictions,
             "failed_loads": self.failed_loads,
@@ -176,11 +173,11 @@ class ModelPlacement:
             "instances_D": states_D,
             "resident_bytes_D": [pool.held_bytes for pool in pools],
             "budget_bytes_D": [pool.budget_bytes for pool in pools],
-            "gb_s": {
-                "billed": busy_ns * self.function_bytes / (1e9 * GB),
-                "resident": self._platform.meters[self.spec.model_id].gb_s(now_s=now_s),
-                "reserved": budget * (now_s - self.started_s) / GB,
-                "paper": paper_byte_s / GB,
+            "gb_s_L": {
+                "billed": (busy_ns_L * self.function_bytes / (1e9 * GB)).tolist(),
+                "resident": self._platform.meters[self.spec.model_id].gb_s_L(now_s=now_s).tolist(),
+                # Whole devices belong to no layer more than to another.
+                "reserved": [reserved / self.spec.num_layers] * self.spec.num_layers,
             },
         }
 
@@ -239,7 +236,9 @@ class Platform:
         board.layer[0] = -1  # no layer has run
         board.device_up_D[:] = [d in self.hosts for d in range(len(self.pools))]
         self.models[spec.model_id] = model
-        self.meters[spec.model_id] = ResidencyMeter(now_s=self.clock.now_s())
+        self.meters[spec.model_id] = ResidencyMeter(
+            spec.num_layers, now_s=self.clock.now_s()
+        )
         return model
 
     def release(self, model: ModelPlacement) -> None:
@@ -262,7 +261,7 @@ class Platform:
         board.device_up_D[:] = model.board.device_up_D
         board.warm_LED[:] = model.board.warm_LED
         board.used_ns_LED[:] = model.board.used_ns_LED
-        model.earlier_busy_ns += int(model.board.busy_ns_LD.sum())
+        model.earlier_busy_ns_L += model.board.busy_ns_LD.sum(axis=1)
         model.board = board
         return model
 
@@ -285,10 +284,9 @@ class Platform:
         for model in self.models.values():
             model.board.device_up_D[device] = 0
             model.board.warm_LED[:, :, device] = 0
-        self.pools[device].lost(now_s=self.clock.now_s())
+        for instance in self.pools[device].lost(now_s=self.clock.now_s()):
+            self._account(instance, -1)
         self._load_began_s = {k: v for k, v in self._load_began_s.items() if k[1] != device}
-        for model in self.models.values():
-            self._account(model)
         self.advance()
 
     # The token path's last resort
@@ -323,7 +321,7 @@ class Platform:
         model = self.models[function.model]
         model.board.used_ns_LED[function.layer, function.expert, device] = int(now_s * 1e9)
         model.board.warm_LED[function.layer, function.expert, device] = 1
-        model.cold_starts += 1
+        model.cold_starts_L[function.layer] += 1
         model.blocking_loads += instance.blocking
         for demand in model.demands.values():
             demand.missing.discard(function)
@@ -344,14 +342,13 @@ class Platform:
     def failed(self, device: int, function: FunctionId, *, reason: str) -> None:
         """A load has failed and was rolled back; the plan in force stays."""
         now_s = self.clock.now_s()
-        self.pools[device].failed(function, now_s=now_s)
+        self._account(self.pools[device].failed(function, now_s=now_s), -1)
         self._load_began_s.pop((function, device), None)
         model = self.models[function.model]
         model.failed_loads += 1
         for demand in model.demands.values():
             if function in demand.missing:
                 demand.failures.setdefault(function, {})[device] = reason
-        self._account(model)
         self._sink.emit(
             LoadFailed(
                 time_s=now_s,
@@ -367,10 +364,9 @@ class Platform:
     def evicted(self, device: int, function: FunctionId, *, reason: str) -> None:
         """An eviction has been carried out."""
         now_s = self.clock.now_s()
-        self.pools[device].evicted(function, now_s=now_s)
+        self._account(self.pools[device].evicted(function, now_s=now_s), -1)
         model = self.models[function.model]
         model.evictions += 1
-        self._account(model)
         self._sink.emit(
             InstanceEvicted(
                 time_s=now_s,
@@ -554,7 +550,7 @@ class Platform:
             model = self.models[order.function.model]
             if isinstance(order, Load):
                 self._load_began_s[order.function, pool.device] = self.clock.now_s()
-                self._account(model)
+                self._account(pool.instance(order.function), +1)
                 host.load(order.function)
             else:
                 layer, expert = order.function.layer, order.function.expert
@@ -570,11 +566,8 @@ class Platform:
             if used_s > instance.last_used_s:
                 pool.used(function, finished_s=used_s)
 
-    def _account(self, model: ModelPlacement) -> None:
-        held = sum(
-            instance.num_bytes
-            for pool in self.pools
-            for instance in pool.instances()
-            if instance.function.model == model.spec.model_id
+    def _account(self, instance: Instance, sign: int) -> None:
+        """An instance has begun (+1) or ceased (-1) to hold its bytes."""
+        self.meters[instance.function.model].add_bytes(
+            instance.function.layer, sign * instance.num_bytes, now_s=self.clock.now_s()
         )
-        self.meters[model.spec.model_id].set_bytes(held, now_s=self.clock.now_s())

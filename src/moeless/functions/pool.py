@@ -82,6 +82,10 @@ class DevicePool:
         """All instances that are not cold."""
         return self._instances.values()
 
+    def instance(self, function: FunctionId) -> Instance:
+        """The function's instance, which must not be cold."""
+        return self._instances[function]
+
     def state(self, function: FunctionId) -> State:
         """The function's state on this device."""
         instance = self._instances.get(function)

@@ -31,7 +31,7 @@ class TokenPathStats:
         self.early_plans = 0
         self.planned_replicas = 0
         self.warm_replicas = 0
-        self.paper_byte_s = 0.0
+        self.paper_byte_s_L: NDArray[np.float64] = np.zeros(spec.num_layers)
         self._accuracy_sum_L = np.zeros(spec.num_layers)
         self._accuracy_count_L = np.zeros(spec.num_layers)
 
@@ -62,10 +62,10 @@ class TokenPathStats:
         self.layers.record_split(layer, count_E=count_E, device_tokens_D=share_ED.sum(axis=0))
         self.layers.record_warm_starts(layer, segments)
 
-    def record_layer(self, *, seconds: float, warm_replicas: int) -> None:
+    def record_layer(self, layer: int, *, seconds: float, warm_replicas: int) -> None:
         """A layer's experts have run."""
         self.layer_s.add(seconds)
-        self.paper_byte_s += seconds * warm_replicas * self._function_bytes
+        self.paper_byte_s_L[layer] += seconds * warm_replicas * self._function_bytes
 
     def record_forecast(self, seconds: float) -> None:
         """A look-ahead prediction was made."""

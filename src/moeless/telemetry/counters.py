@@ -109,6 +109,11 @@ class LayerStats:
         return self._ratio_last_L.copy()
 
     @property
+    def warm_starts_L(self) -> CountArray:
+        """Experts whose tokens found a warm replica, a copy [L]."""
+        return self._warm_L.copy()
+
+    @property
     def warm_starts(self) -> int:
         """Experts whose tokens found a warm replica, all layers and steps."""
         return int(self._warm_L.sum())

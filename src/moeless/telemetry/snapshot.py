@@ -71,6 +71,8 @@ class RuntimeSnapshot:
         straggler_last_L: The same ratio in the newest step, float64 [L]; NaN as above.
         warm_starts: Experts whose tokens found a warm replica.
         cold_starts: Replicas loaded onto a device, ahead of their tokens or not.
+        cold_starts_L: The same by layer [L].
+        warm_starts_L: Warm starts by layer [L].
         blocking_loads: Loads that a token waited for.
         evictions: Instances that left a device.
         plans: Plans put in force.
@@ -86,6 +88,7 @@ class RuntimeSnapshot:
         resident_bytes_D: Bytes of experts on each device [D].
         budget_bytes_D: Bytes that experts may take on each device [D].
         gb_s: Memory times time.
+        gb_s_L: The same by layer, accounting to [L].
         worker_restarts_D: Times each device's worker was started again [D].
     """
 
@@ -100,6 +103,8 @@ class RuntimeSnapshot:
     straggler_last_L: NDArray[np.float64]
     warm_starts: int
     cold_starts: int
+    cold_starts_L: CountArray
+    warm_starts_L: CountArray
     blocking_loads: int
     evictions: int
     plans: int
@@ -114,6 +119,7 @@ class RuntimeSnapshot:
     resident_bytes_D: tuple[int, ...]
     budget_bytes_D: tuple[int, ...]
     gb_s: GbSeconds
+    gb_s_L: Mapping[str, tuple[float, ...]]
     worker_restarts_D: tuple[int, ...]
 
     @property
@@ -129,13 +135,15 @@ class RuntimeSnapshot:
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON.
 
-        Keys are the fields' names without shape suffix, plus ``layers`` and ``experts``; arrays
+        Keys are the fields' names without shape suffix (with ``_by_layer`` in place of ``_L``
+        where a total has the name), plus ``layers`` and ``experts``; arrays
         are nested lists in the order of their suffix, NaN is null, timings and GB s are objects.
         """
         result: dict[str, Any] = {"layers": self.num_layers, "experts": self.num_experts}
         for item in fields(self):
             name, _, suffix = item.name.rpartition("_")
             key = name if suffix.isupper() else item.name
+            key = f"{name}_by_layer" if suffix == "L" and key in result else key
             result[key] = _to_json(getattr(self, item.name))
         return result
 

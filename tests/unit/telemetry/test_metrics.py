@@ -29,6 +29,8 @@ def snapshot():
         straggler_last_L=np.arange(1.0, layers + 1),
         warm_starts=10,
         cold_starts=4,
+        cold_starts_L=np.array([4] + [0] * (layers - 1)),
+        warm_starts_L=np.ones(layers),
         blocking_loads=1,
         evictions=2,
         plans=24,
@@ -42,6 +44,7 @@ def snapshot():
         resident_bytes_D=(300, 100),
         budget_bytes_D=(1000, 1000),
         gb_s=GbSeconds(billed=0.5, resident=1.0, reserved=2.0),
+        gb_s_L={"billed": (0.0625,) * layers},
         worker_restarts_D=(0, 1),
     )
 

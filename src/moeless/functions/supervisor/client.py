@@ -145,12 +145,12 @@ class SupervisorClient:
         if poller.poll(0):
             raise FunctionError("the supervisor is gone")
 
-    def report(self, *, paper_byte_s: float) -> Report:
+    def report(self) -> Report:
         """Counters of the platform. May be called from any thread."""
         deadline_s = time.monotonic() + 5.0
         with self._lock:
             self._reports.clear()
-            self._send({"op": "report", "paper_byte_s": paper_byte_s})
+            self._send({"op": "report"})
             while not self._reports:
                 self._receive_one(0.1)
                 if time.monotonic() > deadline_s:

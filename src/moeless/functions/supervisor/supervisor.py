@@ -292,14 +292,14 @@ class Supervisor:
         elif message.get("op") == "kill" and model is not None:
             self._lose_device(int(message["device"]), str(message["reason"]))
         elif message.get("op") == "report" and model is not None:
-            _reply(joined.attachment.connection, self._report(joined, message))
+            _reply(joined.attachment.connection, self._report(joined))
 
-    def _report(self, joined: _Joined, message: Message) -> Message:
+    def _report(self, joined: _Joined) -> Message:
         model = joined.model
         assert model is not None
         return {
             "op": "report",
-            **model.report(paper_byte_s=float(message["paper_byte_s"])),
+            **model.report(),
             "worker_restarts": self._restarts,
             "worker_pids": [
                 self._workers[d].process.pid if d in self._workers else None

@@ -1,0 +1,43 @@
+# The only commands that CI calls. Everything runs in .venv, which `make` sets up itself.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test test-all serve lint types bench docs clean help
+
+help:  ## Show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "make: $(PYTHON) is missing; install Python 3.11 or set PYTHON=..." >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)  ## Build the demo model, serve it with two workers, ask it questions
+	$(BIN)/moeless demo
+
+test: $(STAMP)  ## Set up, check style, types and import rules, run the tests
+	$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest tests
+
+lint: $(STAMP)  ## Style, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+serve: $(STAMP)  ## Serve the demo model on port 8000
+	$(BIN)/moeless serve demo
+
+bench: $(STAMP)  ## MoE layer benchmarks (several minutes; leave the machine alone meanwhile)
+	$(BIN)/python benchmarks/bench_moe_layer.py --mode inline
+	$(BIN)/python benchmarks/bench_moe_layer.py --mode process
+	$(BIN)/python benchmarks/bench_plan.py
+
+docs: $(STAMP)  ## Write the generated parts of docs/
+	$(BIN)/python docs/generate.py
+
+clean:  ## Remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
