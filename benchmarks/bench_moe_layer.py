@@ -13,6 +13,7 @@ import json
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -125,7 +126,7 @@ def main() -> None:
                 block = moe_block(ours.model)
                 for tokens in args.tokens:
                     x = torch.randn(1, tokens, 576).to(getattr(torch, dtype))
-                    mine, theirs = alternate(lambda: block(x), lambda: other(x), args.seconds)
+                    mine, theirs = alternate(partial(block, x), partial(other, x), args.seconds)
                     ratio = mine / theirs
                     rows.append(
                         {

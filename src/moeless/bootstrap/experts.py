@@ -162,15 +162,12 @@ def _forecast(loaded: LoadedModel, distance: int) -> Forecast | None:
     if not 0 < distance < loaded.spec.num_layers:
         return None
     rule = loaded.router_rule
-    gates = [
-        Gate(
-            block.router.weight,
-            block.router.bias if rule.has_bias else None,
-            rule,
-            getattr(block.router, rule.correction_bias) if rule.correction_bias else None,
-        )
-        for block in loaded.moe_blocks
-    ]
+    gates = []
+    for block in loaded.moe_blocks:
+        router: Any = block.router
+        bias = router.bias if rule.has_bias else None
+        correction = getattr(router, rule.correction_bias) if rule.correction_bias else None
+        gates.append(Gate(router.weight, bias, rule, correction))
     return GatePredictor(gates, distance).predict
 
 

@@ -18,6 +18,7 @@ from moeless.errors import EngineError
 
 _READY = "serving "
 _STOP_TIMEOUT_S = 10.0
+_WIDTH = 120
 
 
 @dataclass(kw_only=True)
@@ -53,6 +54,8 @@ def demo(prompts: int, max_tokens: int, policy: str, model: str) -> None:
       moeless demo --prompts 24 --max-tokens 100 --policy static
     """
     console = Console()
+    if console.width < _WIDTH:
+        console = Console(width=_WIDTH)  # a table that is cut off tells nothing
     command = [sys.executable, "-m", "moeless", "serve", model, "--port", "0"]
     command += ["--devices", "cpu:2", "--policy", policy, "--max-batch-size", "32"]
     console.print(f"[dim]$ moeless {' '.join(command[3:])}[/dim]", highlight=False)

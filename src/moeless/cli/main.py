@@ -2,7 +2,7 @@
 
 import sys
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 import click
 
@@ -56,7 +56,7 @@ class _LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
-    def _contributed(self) -> dict:
+    def _contributed(self) -> dict[str, EntryPoint]:
         return {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
 
 

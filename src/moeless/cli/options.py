@@ -1,6 +1,6 @@
 """Options that several commands share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -152,7 +152,7 @@ def engine_config(model: str, options: dict[str, Any]) -> EngineConfig:
     return EngineConfig(model=model, **{name: options.pop(name) for name in names})
 
 
-def _apply(options: list[Callable[[_Command], _Command]], command: _Command) -> _Command:
+def _apply(options: Sequence[Callable[[_Command], _Command]], command: _Command) -> _Command:
     for option in reversed(options):
         command = option(command)
     return command

@@ -41,7 +41,7 @@ def serve(model: str, host: str, port: int, api_keys: tuple[str, ...], **options
     from moeless.server import ServerAddress, ServerSettings
 
     settings = ServerSettings(api_keys=api_keys)
-    from moeless.bootstrap.serving import serve_model
+    from moeless.server.launch import serve_model
 
     def announce(address: ServerAddress) -> None:
         click.echo(f"moeless: serving {model} on {address.url} (Ctrl-C stops)")

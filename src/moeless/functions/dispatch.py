@@ -170,8 +170,8 @@ class ExpertDispatcher:
         board = self._board
         self.stats.record_plan(
             early=not self._client.wants_loads or int(board.plan_step_L[layer]) >= self._step,
-            planned=np.count_nonzero(board.planned_LED[layer]),
-            warm=np.count_nonzero(board.warm_LED[layer] & board.planned_LED[layer]),
+            planned=int(np.count_nonzero(board.planned_LED[layer])),
+            warm=int(np.count_nonzero(board.warm_LED[layer] & board.planned_LED[layer])),
         )
 
     def _run_pieces(
@@ -231,7 +231,8 @@ class ExpertDispatcher:
         return self._combine(order_S, y_SH, weights_TK)
 
     def _warm_ED(self, layer: int) -> NDArray[np.bool_]:
-        return self._board.warm_LED[layer].view(np.bool_)
+        warm_ED: NDArray[np.bool_] = self._board.warm_LED[layer].view(np.bool_)
+        return warm_ED
 
     def _demand_missing(
         self, layer: int, work: "_Work", usable_ED: NDArray[np.bool_]
@@ -269,7 +270,7 @@ class ExpertDispatcher:
             layer,
             count_E=ready_E,
             share_ED=share_ED,
-            segments=np.count_nonzero(used_ED),
+            segments=int(np.count_nonzero(used_ED)),
             seconds=seconds,
         )
         return share_ED

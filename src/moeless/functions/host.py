@@ -191,10 +191,10 @@ class ExpertHost:
         if len(x_TH) == 1 and len(warm) == last - first:
             xs: Sequence[torch.Tensor] = [x_TH] * len(warm)
         else:
-            xs = x_TH.index_select(0, token_S[first:last]).split(sizes)
+            xs = x_TH.index_select(0, token_S[first:last]).split_with_sizes(sizes)
         try:
             ups = [kernel.gate_up(x) for kernel, x in zip(warm, xs, strict=True)]
-            inner = activation(torch.cat(ups)).split(sizes)
+            inner = activation(torch.cat(ups)).split_with_sizes(sizes)
             downs = [kernel.down(h) for kernel, h in zip(warm, inner, strict=True)]
             torch.cat(downs, out=y_SH[first:last])
         except (RuntimeError, MemoryError):

@@ -236,9 +236,7 @@ class Platform:
         board.layer[0] = -1  # no layer has run
         board.device_up_D[:] = [d in self.hosts for d in range(len(self.pools))]
         self.models[spec.model_id] = model
-        self.meters[spec.model_id] = ResidencyMeter(
-            spec.num_layers, now_s=self.clock.now_s()
-        )
+        self.meters[spec.model_id] = ResidencyMeter(spec.num_layers, now_s=self.clock.now_s())
         return model
 
     def release(self, model: ModelPlacement) -> None:

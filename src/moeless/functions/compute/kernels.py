@@ -115,9 +115,12 @@ class DenseExpert:
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
+        y: torch.Tensor
         if x.shape[0] >= self._onednn_from:
-            return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
-        return torch.mm(x, weight_t) if bias is None else torch.addmm(bias, x, weight_t)
+            y = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+        else:
+            y = torch.mm(x, weight_t) if bias is None else torch.addmm(bias, x, weight_t)
+        return y
 
 
 class PackedExpert:
@@ -145,11 +148,13 @@ class PackedExpert:
 
     def gate_up(self, x_nH: torch.Tensor) -> torch.Tensor:
         """Gate and up projection side by side [n, 2I] of rows [n, H]."""
-        return self._linear(x_nH, self._gate_up, self._gate_up_bias, "none", [], "")
+        h: torch.Tensor = self._linear(x_nH, self._gate_up, self._gate_up_bias, "none", [], "")
+        return h
 
     def down(self, h_nI: torch.Tensor) -> torch.Tensor:
         """Down projection [n, H] of inner rows [n, I]."""
-        return self._linear(h_nI, self._down, self._down_bias, "none", [], "")
+        y: torch.Tensor = self._linear(h_nI, self._down, self._down_bias, "none", [], "")
+        return y
 
 
 @cache

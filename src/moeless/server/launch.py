@@ -1,4 +1,4 @@
-"""Wires the HTTP server in front of a running engine."""
+"""Puts the HTTP server in front of a running engine; the only module here that knows bootstrap."""
 
 import signal
 from collections.abc import Callable
@@ -7,7 +7,9 @@ from types import FrameType
 from moeless.bootstrap.engine import Progress, RunningEngine, start_engine
 from moeless.config import EngineConfig, ExpertsConfig
 from moeless.errors import MoelessError
-from moeless.server import ServerAddress, ServerSettings, create_app, run_server
+from moeless.server.app import create_app
+from moeless.server.run import ServerAddress, run_server
+from moeless.server.settings import ServerSettings
 from moeless.telemetry.metrics import register_runtime
 from moeless.telemetry.snapshot import RuntimeSnapshot
 
