@@ -1,0 +1,260 @@
+"""A platform whose hosts answer late, in any order, fail, die and come back."""
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from moeless.core.clock import ManualClock
+from moeless.core.model import ExpertShape, ModelSpec
+from moeless.core.plan import Plan
+from moeless.functions.board import Board
+from moeless.functions.lifecycle import State
+from moeless.functions.platform import Platform
+from moeless.policies.keep_alive.fixed import FixedKeepAlive
+from moeless.telemetry.memory import MemorySink
+
+LAYERS, EXPERTS = 3, 4
+BYTES = 10
+KEEP_S = 20.0
+
+SPEC = ModelSpec(
+    model_id="m",
+    family="mixtral",
+    layer_ids=tuple(range(LAYERS)),
+    num_experts=EXPERTS,
+    top_k=2,
+    expert=ExpertShape(hidden=1, intermediate=1),
+)
+
+layers = st.integers(0, LAYERS - 1)
+expert_sets = st.sets(st.integers(0, EXPERTS - 1), min_size=1)
+
+
+class Host:
+    """Keeps orders until the machine has them end."""
+
+    def __init__(self, machine, device):
+        self.machine, self.device = machine, device
+        self.orders = []
+
+    def load(self, function):
+        assert function not in self.loading | self.draining
+        self.orders.append(("load", function, ""))
+
+    def evict(self, function, *, reason):
+        assert function not in self.loading | self.draining
+        board = self.machine.board
+        if reason == "room" and function.layer == board.layer[0]:
+            assert board.warm_LED[function.layer, function.expert].any(), "it was the last copy"
+        self.orders.append(("evict", function, reason))
+
+    @property
+    def loading(self):
+        return {function for kind, function, _ in self.orders if kind == "load"}
+
+    @property
+    def draining(self):
+        return {function for kind, function, _ in self.orders if kind == "evict"}
+
+
+class PlatformMachine(RuleBasedStateMachine):
+    @initialize(extra=st.integers(0, 8), num_devices=st.integers(1, 3), data=st.data())
+    def begin(self, extra, num_devices, data):
+        slots = [0] * num_devices
+        for _ in range(EXPERTS + extra):
+            slots[data.draw(st.integers(0, num_devices - 1))] += 1
+        odd_bytes = data.draw(st.integers(0, BYTES - 1))
+        self.slots = slots
+        self.clock = ManualClock(1.0)
+        self.platform = Platform(
+            [s * BYTES + odd_bytes for s in slots],
+            clock=self.clock,
+            keep_alive=FixedKeepAlive(KEEP_S),
+            sink=MemorySink(limit=10),
+        )
+        self.hosts = {}
+        self.tickets = 0
+        self.open = {}  # ticket -> functions not seen warm since it was made
+        self.failed = set()  # functions with a failed load since the last demand
+        self.results = {}
+        self.join()
+        for device in range(num_devices):
+            self.come_up(device)
+
+    def join(self):
+        self.board = Board.in_process(
+            num_layers=LAYERS, num_experts=EXPERTS, num_devices=len(self.slots)
+        )
+        self.model = self.platform.add_model(SPEC, function_bytes=BYTES, board=self.board)
+        self.note()
+
+    def come_up(self, device):
+        self.hosts[device] = Host(self, device)
+        self.platform.device_up(device, self.hosts[device])
+        self.note()
+
+    def note(self):
+        """Take notice of what became warm and of which demands ended."""
+        for functions in self.open.values():
+            functions -= {f for f in functions if self.board.warm_LED[f.layer, f.expert].any()}
+        for result in self.platform.finished():
+            missing = self.open.pop(result.ticket)
+            if result.error is None:
+                assert not missing
+            elif "newer" not in result.error:
+                assert not self.hosts or missing & self.failed, result.error
+            self.results[result.ticket] = result.error
+
+    @rule(layer=layers)
+    def run_layer(self, layer):
+        self.board.layer[0] = layer
+
+    @rule(layer=layers, data=st.data())
+    def plan(self, layer, data):
+        replicas_ED = np.zeros((EXPERTS, len(self.slots)), dtype=np.uint8)
+        load_E = np.zeros(EXPERTS)
+        for expert in range(EXPERTS):
+            load_E[expert] = data.draw(st.integers(0, 3))
+            for device in data.draw(st.sets(st.integers(0, len(self.slots) - 1))):
+                if replicas_ED[:, device].sum() < self.slots[device]:
+                    replicas_ED[expert, device] = 1
+        self.platform_apply(Plan(step=1, layer=layer, replicas_ED=replicas_ED, load_E=load_E))
+
+    def platform_apply(self, plan):
+        self.model.apply(plan, decision_s=0.0)
+        assert (self.board.planned_LED[plan.layer] == plan.replicas_ED).all()
+        self.note()
+
+    @rule(layer=layers, experts=expert_sets)
+    def demand(self, layer, experts):
+        self.tickets += 1
+        self.board.layer[0] = layer
+        self.failed = set()
+        self.open[self.tickets] = {self.model.function(layer, e) for e in experts}
+        self.platform.demand(self.model, ticket=self.tickets, layer=layer, experts=sorted(experts))
+        self.note()
+
+    @rule(data=st.data(), succeeds=st.booleans())
+    def answer(self, data, succeeds):
+        busy = [d for d, host in sorted(self.hosts.items()) if host.orders]
+        if not busy:
+            return
+        device = data.draw(st.sampled_from(busy))
+        orders = self.hosts[device].orders
+        kind, function, reason = orders.pop(data.draw(st.integers(0, len(orders) - 1)))
+        if kind == "evict":
+            self.platform.evicted(device, function, reason=reason)
+        elif succeeds:
+            self.end_load(device, function)
+        else:
+            self.failed.add(function)
+            self.platform.failed(device, function, reason="the disk is gone")
+        self.note()
+
+    def end_load(self, device, function):
+        for functions in self.open.values():  # it may have to leave again at once
+            functions.discard(function)
+        self.platform.loaded(device, function)
+
+    @precondition(lambda self: self.hosts)
+    @rule(data=st.data())
+    def die(self, data):
+        device = data.draw(st.sampled_from(sorted(self.hosts)))
+        del self.hosts[device]
+        self.platform.device_down(device)
+        self.note()
+
+    @rule(data=st.data())
+    def come_back(self, data):
+        down = [d for d in range(len(self.slots)) if d not in self.hosts]
+        if down:
+            self.come_up(data.draw(st.sampled_from(down)))
+
+    @rule(seconds=st.integers(0, 15), layer=layers, expert=st.integers(0, EXPERTS - 1))
+    def pass_time(self, seconds, layer, expert):
+        self.clock.advance(seconds)
+        warm_D = self.board.warm_LED[layer, expert] > 0
+        self.board.used_ns_LED[layer, expert, warm_D] = int(self.clock.now_s() * 1e9)
+        self.platform.tick()
+        self.note()
+
+    @rule()
+    def leave_and_join_again(self):
+        self.platform.release(self.model)
+        self.open.clear()
+        self.note()
+        warm_LED = self.board.warm_LED.copy()
+        self.join()
+        assert (self.board.warm_LED == warm_LED).all()
+
+    @rule(data=st.data())
+    def let_hosts_finish(self, data):
+        """No order fails and nothing else happens: whoever waits is served."""
+        for _ in range(1000):
+            if not any(host.orders for host in self.hosts.values()):
+                break
+            self.answer(data, succeeds=True)
+        else:
+            raise AssertionError("orders never end")
+        if sum(self.slots[d] for d in self.hosts) >= EXPERTS:
+            assert not self.open, f"demands wait for ever: {self.open}"
+        if not self.hosts:
+            assert not self.open
+
+    @invariant()
+    def the_warm_table_is_what_pools_hold(self):
+        warm_LED = np.zeros_like(self.board.warm_LED)
+        for pool in self.platform.pools:
+            for instance in pool.instances():
+                if instance.state is State.WARM:
+                    warm_LED[instance.function.layer, instance.function.expert, pool.device] = 1
+        assert (warm_LED == self.board.warm_LED).all()
+        up = [int(d in self.hosts) for d in range(len(self.slots))]
+        assert self.board.device_up_D.tolist() == up
+
+    @invariant()
+    def no_budget_is_exceeded(self):
+        for pool in self.platform.pools:
+            held = sum(i.num_bytes for i in pool.instances())
+            assert pool.held_bytes == held <= pool.budget_bytes
+            if pool.device not in self.hosts:
+                assert held == 0
+
+    @invariant()
+    def hosts_and_pools_agree_on_what_is_under_way(self):
+        for device, host in self.hosts.items():
+            states = {i.function: i.state for i in self.platform.pools[device].instances()}
+            assert host.loading == {f for f, s in states.items() if s is State.LOADING}
+            assert host.draining == {f for f, s in states.items() if s is State.DRAINING}
+
+    @invariant()
+    def quotas_are_within_what_is_up(self):
+        quota_D = self.model.capacity_D(0)
+        assert all(q == 0 for d, q in enumerate(quota_D) if d not in self.hosts)
+        assert (quota_D <= np.array(self.slots)).all()
+
+    def teardown(self):
+        if not hasattr(self, "hosts"):
+            return
+        for device in range(len(self.slots)):
+            if device not in self.hosts:
+                self.come_up(device)
+        while any(host.orders for host in self.hosts.values()):
+            for device, host in self.hosts.items():
+                while host.orders:
+                    kind, function, reason = host.orders.pop(0)
+                    if kind == "load":
+                        self.end_load(device, function)
+                    else:
+                        self.platform.evicted(device, function, reason=reason)
+                    self.note()
+        assert not self.open
+        assert self.results.keys() <= set(range(1, self.tickets + 1))
+        for device in list(self.hosts):
+            self.platform.device_down(device)
+        assert [pool.held_bytes for pool in self.platform.pools] == [0] * len(self.slots)
+
+
+TestPlatformMachine = PlatformMachine.TestCase
+TestPlatformMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,72 @@
+"""Loads go from a board to the control loop once each."""
+
+import numpy as np
+import pytest
+
+from moeless.functions.board import Board
+from moeless.functions.load_intake import LoadIntake
+
+
+class Consumer:
+    adaptive = True
+
+    def __init__(self):
+        self.seen = []
+
+    def observe(self, *, step, layer, load_E):
+        self.seen.append(("observe", step, layer, load_E.tolist()))
+
+    def forecast(self, *, step, layer, load_E):
+        self.seen.append(("forecast", step, layer, load_E.tolist()))
+
+
+@pytest.fixture
+def board():
+    return Board.in_process(num_layers=3, num_experts=2, num_devices=1)
+
+
+def put(board, kind, *, step, layer, load):
+    getattr(board, f"{kind}_LE")[layer] = load
+    getattr(board, f"{kind}_step_L")[layer] = step
+
+
+def test_forecasts_come_before_loads_that_came_true(board):
+    consumer = Consumer()
+    intake = LoadIntake(board, consumer)
+    put(board, "actual", step=1, layer=0, load=[3, 1])
+    put(board, "forecast", step=1, layer=1, load=[2, 2])
+    intake.take()
+    assert consumer.seen == [("forecast", 1, 1, [2, 2]), ("observe", 1, 0, [3, 1])]
+
+
+def test_nothing_is_handed_over_twice(board):
+    consumer = Consumer()
+    intake = LoadIntake(board, consumer)
+    intake.take()
+    put(board, "actual", step=1, layer=0, load=[3, 1])
+    intake.take()
+    intake.take()
+    assert len(consumer.seen) == 1
+
+
+def test_only_the_newest_of_several_loads_counts(board):
+    consumer = Consumer()
+    intake = LoadIntake(board, consumer)
+    put(board, "actual", step=1, layer=2, load=[3, 1])
+    put(board, "actual", step=2, layer=2, load=[0, 4])
+    intake.take()
+    assert consumer.seen == [("observe", 2, 2, [0, 4])]
+
+
+def test_what_the_consumer_got_does_not_change_later(board):
+    kept = []
+
+    class Keeper(Consumer):
+        def observe(self, *, step, layer, load_E):
+            kept.append(load_E)
+
+    intake = LoadIntake(board, Keeper())
+    put(board, "actual", step=1, layer=0, load=[3, 1])
+    intake.take()
+    put(board, "actual", step=2, layer=0, load=[7, 7])
+    assert np.array_equal(kept[0], [3, 1])
