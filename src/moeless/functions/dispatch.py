@@ -24,6 +24,9 @@ from moeless.functions.client import PlatformClient
 from moeless.functions.host import FAILED, OK
 from moeless.functions.token_path_stats import TokenPathStats
 
+_ANNOUNCE_FIRST_TOKENS = 256
+"""Up to so many tokens looking ahead takes less time than it needs to be early (docs/log.md)."""
+
 _MOST_TRIES = 50
 """Demands of one layer in one step; each ends with its experts warm, if only for a moment."""
 
@@ -154,6 +157,8 @@ class ExpertDispatcher:
         self._board.layer[0] = layer
         self._look_at_plan(layer)
         self._unannounced = (layer, count_E, x_TH)
+        if len(x_TH) <= _ANNOUNCE_FIRST_TOKENS:
+            self._announce()
         if len(x_TH) <= self._piece_rows:
             y_TH = self._run(layer, x_TH, ids_S, weights_TK, count_E)
         else:
@@ -213,10 +218,7 @@ class ExpertDispatcher:
             share_ED = self._split(layer, ready_E, usable_ED)
             segments = work.segments(share_ED)
             self._invoker.begin(layer, x_TH=x_TH, token_S=token_S, segments=segments, y_SH=y_SH)
-            if self._unannounced is not None:
-                # The devices are busy now: time to say what was and to look ahead.
-                self._announce(*self._unannounced)
-                self._unannounced = None
+            self._announce()  # the devices are busy now: time to look ahead
             answer = self._invoker.finish()
             y_SH = answer.y_SH
             self._board.busy_ns_LD[layer] += answer.busy_ns
@@ -275,7 +277,12 @@ class ExpertDispatcher:
         )
         return share_ED
 
-    def _announce(self, layer: int, count_E: CountArray, x_TH: torch.Tensor) -> None:
+    def _announce(self) -> None:
+        """Say what load came true and what is expected, once per layer and step."""
+        if self._unannounced is None:
+            return
+        layer, count_E, x_TH = self._unannounced
+        self._unannounced = None
         if not self._client.wants_loads:
             return
         board = self._board

@@ -18,6 +18,7 @@ def main() -> None:
     # The supervisor decides when workers end; a terminal's Ctrl-C must not tear them away from
     # requests that are being finished.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setpriority(os.PRIO_PROCESS, 0, 0)  # not the supervisor's
     if arguments.cores:
         os.sched_setaffinity(0, {int(core) for core in arguments.cores.split(",")})
 
