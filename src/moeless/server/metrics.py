@@ -1,6 +1,7 @@
 """The server's own Prometheus metrics, in a registry of their own."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -9,6 +10,24 @@ from moeless.core.generation import EngineStats
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricFamily:
+    """A metric as the documentation shows it."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+
+_LABELS = {
+    "moeless_http_requests": ("path", "status_class"),
+    "moeless_time_to_first_token_seconds": ("path",),
+    "moeless_inter_token_latency_seconds": ("path",),
+    "moeless_request_duration_seconds": ("path", "outcome"),
+}
 
 
 class ServerMetrics:
@@ -23,7 +42,7 @@ class ServerMetrics:
         self.http_requests = Counter(
             "moeless_http_requests",
             "HTTP requests answered.",
-            ["path", "status_class"],
+            _LABELS["moeless_http_requests"],
             registry=self._registry,
         )
         self.in_flight = Gauge(
@@ -34,21 +53,21 @@ class ServerMetrics:
         self.time_to_first_token = Histogram(
             "moeless_time_to_first_token_seconds",
             "From the arrival of a request to the first token of each of its choices.",
-            ["path"],
+            _LABELS["moeless_time_to_first_token_seconds"],
             buckets=_LATENCY_S,
             registry=self._registry,
         )
         self.inter_token_latency = Histogram(
             "moeless_inter_token_latency_seconds",
             "Between the tokens of one choice.",
-            ["path"],
+            _LABELS["moeless_inter_token_latency_seconds"],
             buckets=_GAP_S,
             registry=self._registry,
         )
         self.request_duration = Histogram(
             "moeless_request_duration_seconds",
             "From the arrival of a generation request to the end of its answer.",
-            ["path", "outcome"],
+            _LABELS["moeless_request_duration_seconds"],
             buckets=_LATENCY_S,
             registry=self._registry,
         )
@@ -65,6 +84,18 @@ class ServerMetrics:
             Gauge(f"moeless_engine_{name}_requests", text, registry=self._registry).set_function(
                 read
             )
+
+    def families(self) -> list["MetricFamily"]:
+        """Name, kind, labels and meaning of each metric, for the documentation."""
+        found = []
+        for metric in self._registry.collect():
+            kind = metric.type
+            name = f"{metric.name}_total" if kind == "counter" else metric.name
+            labels = _LABELS.get(metric.name, ())
+            found.append(
+                MetricFamily(name=name, kind=kind, labels=labels, help=metric.documentation)
+            )
+        return found
 
     def render(self) -> bytes:
         """Prometheus text of this server."""
