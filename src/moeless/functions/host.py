@@ -66,12 +66,13 @@ class ExpertHost:
         self._stores: dict[str, ExpertStore] = {}
         self._activations: dict[str, Activation] = {}
         self._kernels: dict[FunctionId, ExpertKernel] = {}
+        self._bytes: dict[FunctionId, int] = {}
         self._invoking = threading.Lock()
 
     @property
     def resident_bytes(self) -> int:
         """Bytes of all instances."""
-        return sum(kernel.num_bytes for kernel in list(self._kernels.values()))
+        return sum(list(self._bytes.values()))
 
     def add_model(self, store: ExpertStore, spec: ModelSpec) -> int:
         """Register a model.
@@ -98,15 +99,18 @@ class ExpertHost:
         store = self._stores[function.model]
         try:
             kernel = build_kernel(store.load(function.layer, function.expert), self._device)
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            raise FunctionError(f"{self._device}: no memory for {function}") from error
+        except (MemoryError, RuntimeError) as error:  # torch's allocator raises the latter
+            reason = str(error).strip().partition("\n")[0] or "out of memory"
+            raise FunctionError(f"{self._device} cannot hold {function}: {reason}") from error
         self._kernels[function] = kernel
+        self._bytes[function] = kernel.num_bytes
         return kernel.num_bytes
 
     def evict(self, function: FunctionId) -> None:
         """Give up an instance, after the invocation that may be using it."""
         with self._invoking:
             self._kernels.pop(function, None)
+            self._bytes.pop(function, None)
 
     def invoke(
         self,

@@ -207,7 +207,8 @@ class LocalClient:
         self._tasks.put(fill)
         if not done.wait(timeout=5.0):
             raise FunctionError(self._failure or "the platform does not answer")
-        return result | {"worker_restarts": [0] * len(self._loaders), "worker_pids": []}
+        none = [0] * len(self._loaders)
+        return result | {"worker_restarts": none, "worker_peak_bytes": none, "worker_pids": []}
 
     def close(self) -> None:
         """Stop the threads."""

@@ -301,6 +301,10 @@ class Supervisor:
             "op": "report",
             **model.report(),
             "worker_restarts": self._restarts,
+            "worker_peak_bytes": [
+                self._workers[d].peak_bytes if d in self._workers else 0
+                for d in range(len(self._config.workers))
+            ],
             "worker_pids": [
                 self._workers[d].process.pid if d in self._workers else None
                 for d in range(len(self._config.workers))
@@ -406,6 +410,7 @@ class Supervisor:
                 w.device, _function(m), reason=m["reason"]
             ),
         }
+        worker.peak_bytes = max(worker.peak_bytes, int(message.get("resident_bytes", 0)))
         handlers[message["op"]](worker, message)
 
     def _worker_ready(self, worker: WorkerProcess, _message: Message) -> None:

@@ -28,6 +28,7 @@ class WorkerProcess:
         self.device = device
         self.generation = generation
         self.ready = False
+        self.peak_bytes = 0  # the most its instances have held, by its own count
         self.reason = "ended"
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connection = ours

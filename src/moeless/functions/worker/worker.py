@@ -157,12 +157,13 @@ class Worker:
         close_all(fds)
         function = FunctionId(*message["function"])
         try:
-            num_bytes = self._host.load(function)
+            self._host.load(function)
         except MoelessError as error:
             reply: dict[str, Any] = {"op": "failed", "reason": str(error)}
         else:
-            reply = {"op": "loaded", "num_bytes": num_bytes}
-        send(self._connection, reply | {"function": function})
+            reply = {"op": "loaded"}
+        held = {"resident_bytes": self._host.resident_bytes}
+        send(self._connection, reply | {"function": function} | held)
 
     def _evict(self, message: Message, fds: list[int]) -> None:
         close_all(fds)
