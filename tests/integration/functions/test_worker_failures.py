@@ -1,0 +1,100 @@
+"""Workers that die or hang while tokens are generated: the tokens stay the same."""
+
+import os
+import signal
+
+import pytest
+
+from moeless.errors import UnavailableError
+
+
+def interrupt(invoker, *, at, action):
+    """Have something happen right after, or right before, work was handed out."""
+    begin, calls = invoker.begin, []
+
+    def begin_and_act(*arguments, **keywords):
+        calls.append(len(calls))
+        if len(calls) == at:
+            action("before")
+        begin(*arguments, **keywords)
+        if len(calls) == at:
+            action("after")
+
+    invoker.begin = begin_and_act
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_worker_killed_in_mid_generation_changes_no_token_and_is_replaced(
+    moment, serve, reference, tokens_of, wait_until
+):
+    directory, expected = reference
+    served = serve(directory)
+    victim = served.worker_pids()[1]
+
+    def kill(now):
+        if now == moment:
+            os.kill(victim, signal.SIGKILL)
+
+    interrupt(served.runtime.invoker, at=14, action=kill)
+    assert tokens_of(served.model) == expected
+    wait_until(lambda: served.client.board.device_up_D[1])
+    report = served.client.report()
+    assert report["worker_restarts"] == [0, 1]
+    assert report["worker_pids"][1] != victim
+    assert tokens_of(served.model) == expected
+    snapshot = served.runtime.snapshot()
+    assert snapshot.worker_restarts_D == (0, 1)
+    served.close()
+
+
+def test_both_workers_killed_one_after_the_other_change_no_token(
+    serve, reference, tokens_of, wait_until
+):
+    directory, expected = reference
+    served = serve(directory, policy="paper")
+    for device in (0, 1):
+        os.kill(served.worker_pids()[device], signal.SIGKILL)
+        assert tokens_of(served.model) == expected
+        wait_until(lambda device=device: served.client.board.device_up_D[device])
+    assert tokens_of(served.model) == expected
+    assert served.client.report()["worker_restarts"] == [1, 1]
+    served.close()
+
+
+def test_a_worker_that_hangs_is_replaced_after_its_deadline_and_changes_no_token(
+    serve, reference, tokens_of, wait_until
+):
+    directory, expected = reference
+    served = serve(directory, invocation_timeout_s=0.3)
+    tokens_of(served.model)
+    victim = served.worker_pids()[0]
+
+    def stop(now):
+        if now == "before":
+            os.kill(victim, signal.SIGSTOP)
+
+    interrupt(served.runtime.invoker, at=20, action=stop)
+    assert tokens_of(served.model) == expected
+    wait_until(lambda: served.client.board.device_up_D[0])
+    assert served.client.report()["worker_restarts"] == [1, 0]
+    assert tokens_of(served.model) == expected
+    served.close()
+
+
+def test_without_any_worker_the_error_is_clear_and_the_engine_recovers(
+    serve, reference, tokens_of, wait_until
+):
+    directory, expected = reference
+    served = serve(directory)
+
+    def kill_all(now):
+        if now == "before":
+            for pid in served.worker_pids():
+                os.kill(pid, signal.SIGKILL)
+
+    interrupt(served.runtime.invoker, at=9, action=kill_all)
+    with pytest.raises(UnavailableError, match=r"layer \d, expert \d: no device is up"):
+        tokens_of(served.model)
+    wait_until(lambda: served.client.board.device_up_D.all())
+    assert tokens_of(served.model) == expected
+    served.close()
