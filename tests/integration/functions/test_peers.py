@@ -169,6 +169,6 @@ def test_an_engine_that_left_makes_room_for_the_next_and_its_instances_stay_warm
     assert (client.board.warm_LED == warm_LED).all()
     assert client.report()["cold_starts_L"] == [8, 8, 8]
     client.close()
-    with pytest.raises(FunctionError, match="is known here from .* serve it under another"):
+    with pytest.raises(FunctionError, match=r"is known here from .* serve it under another"):
         wait_until(lambda: attach(loaded.directory.parent))
     served.runtime.supervisor.close()

@@ -78,6 +78,7 @@ class PlatformMachine(RuleBasedStateMachine):
         self.open = {}  # ticket -> functions not seen warm since it was made
         self.failed = set()  # functions with a failed load since the last demand
         self.results = {}
+        self.byte_s_L = np.zeros(LAYERS)
         self.join()
         for device in range(num_devices):
             self.come_up(device)
@@ -173,6 +174,9 @@ class PlatformMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(0, 15), layer=layers, expert=st.integers(0, EXPERTS - 1))
     def pass_time(self, seconds, layer, expert):
+        for pool in self.platform.pools:
+            for instance in pool.instances():
+                self.byte_s_L[instance.function.layer] += BYTES * seconds
         self.clock.advance(seconds)
         warm_D = self.board.warm_LED[layer, expert] > 0
         self.board.used_ns_LED[layer, expert, warm_D] = int(self.clock.now_s() * 1e9)
@@ -220,6 +224,11 @@ class PlatformMachine(RuleBasedStateMachine):
             assert pool.held_bytes == held <= pool.budget_bytes
             if pool.device not in self.hosts:
                 assert held == 0
+
+    @invariant()
+    def resident_time_is_billed_to_the_layer_that_holds_the_bytes(self):
+        byte_s_L = np.array(self.model.report()["gb_s_L"]["resident"]) * 1e9
+        np.testing.assert_allclose(byte_s_L, self.byte_s_L, rtol=1e-9, atol=1e-9)
 
     @invariant()
     def hosts_and_pools_agree_on_what_is_under_way(self):
