@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from moeless.bootstrap.control import build_controller, build_planner, build_predictor
 from moeless.bootstrap.supervisor_process import SupervisorProcess
@@ -12,7 +13,7 @@ from moeless.config import ExpertsConfig
 from moeless.core.clock import SystemClock
 from moeless.core.model import ModelSpec
 from moeless.engines.transformers.loader import LoadedModel, attach_runtime
-from moeless.errors import BudgetError
+from moeless.errors import BudgetError, ConfigError
 from moeless.functions.billing import GB
 from moeless.functions.channel import ChannelShape
 from moeless.functions.client import PlatformClient
@@ -114,16 +115,28 @@ def start_experts(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRuntime:
     Raises:
         CheckpointError: An expert's weights are missing or damaged.
         BudgetError: The devices cannot hold one layer's experts at once.
+        ConfigError: A policy or a device that does not exist.
         FunctionError: Workers do not start.
     """
     build_planner(config.policy)  # unknown names end here, before anything is started
     build_predictor(config.policy)
+    _check_devices(config)
     with ExpertStore(loaded.directory, loaded.layout, loaded.spec) as store:
         store.validate()
     start = _start_processes if config.invoker == "process" else _start_inline
     runtime = start(loaded, config)
     attach_runtime(loaded, runtime.dispatcher)
     return runtime
+
+
+def _check_devices(config: ExpertsConfig) -> None:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for device in config.devices:
+        if device.kind == "cuda" and device.ordinal >= count:
+            raise ConfigError(
+                f"device {device.label} is not there: torch sees {count} CUDA devices; "
+                f"use --devices cpu:N or another GPU"
+            )
 
 
 def device_budgets(spec: ModelSpec, config: ExpertsConfig) -> list[int]:

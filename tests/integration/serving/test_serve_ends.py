@@ -1,0 +1,78 @@
+"""However a server ends, nothing of it stays behind."""
+
+import os
+import signal
+import threading
+
+import httpx
+import psutil
+import pytest
+
+STREAM = {
+    "model": "tiny-granite",
+    "messages": [{"role": "user", "content": "Hello"}],
+    "stream": True,
+    "max_tokens": 400,
+    "ignore_eos": True,
+}
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_within_five_seconds_and_leaves_nothing(model_dir, start_serving, sign):
+    before = shared_memory()
+    server = start_serving(model_dir, "--max-model-len", "512")
+    assert len(server.family) >= 3, "a supervisor and two workers"
+    started, ended = threading.Event(), threading.Event()
+
+    def read() -> None:
+        url = f"{server.url}/v1/chat/completions"
+        with httpx.stream("POST", url, json=STREAM, timeout=60) as response:
+            for line in response.iter_lines():
+                started.set()
+                if line == "data: [DONE]":
+                    ended.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert started.wait(60)
+    assert server.stop(sign) == 0
+    reader.join(60)
+    assert ended.is_set(), "an open stream is ended, not torn off"
+    assert server.left_behind() == []
+    assert shared_memory() <= before
+    assert list(server.runtime_dir.iterdir()) == []
+
+
+def test_a_signal_while_it_starts_leaves_nothing(model_dir, tmp_path):
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "moeless", "serve", str(model_dir), "--port", "0"]
+    environment = dict(os.environ, XDG_RUNTIME_DIR=str(tmp_path), OMP_NUM_THREADS="1")
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    for line in process.stderr:
+        if "starting expert workers" in line:
+            break
+    me = psutil.Process(process.pid)
+    while process.poll() is None and len(me.children(recursive=True)) < 2:
+        pass
+    family = me.children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    process.wait(timeout=10)
+    process.stderr.close()
+    assert psutil.wait_procs(family, timeout=5.0)[1] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_engine_takes_its_supervisor_and_workers_along(model_dir, start_serving):
+    server = start_serving(model_dir)
+    server.process.kill()
+    server.process.wait()
+    assert psutil.wait_procs(server.family, timeout=20.0)[1] == []
+    assert list(server.runtime_dir.iterdir()) == []
