@@ -13,14 +13,6 @@ from moeless.functions.messages import Message, send
 from moeless.functions.supervisor.config import WorkerConfig
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_ALLOCATOR = {
-    # Large weights get pages of their own, so that an eviction gives its memory back to the
-    # system; glibc would raise the limit to 32 MiB and keep what is smaller (measured: 300 MB too
-    # much under a budget of 200 MB). Setting it also stops the trim limit from growing, which
-    # would cost a system call for every freed activation: so that is set to its usual end.
-    "MALLOC_MMAP_THRESHOLD_": str(4 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
-}
 
 
 class WorkerProcess:
@@ -40,7 +32,7 @@ class WorkerProcess:
         self.reason = "ended"
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connection = ours
-        environment = _ALLOCATOR | dict(os.environ)
+        environment = dict(os.environ)
         environment |= dict.fromkeys(_THREAD_VARIABLES, str(config.threads))
         environment["OMP_WAIT_POLICY"] = "PASSIVE"  # idle threads must not take the engine's core
         command = [sys.executable, "-m", "moeless.functions.worker"]

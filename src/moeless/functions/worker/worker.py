@@ -25,6 +25,7 @@ from moeless.functions.messages import Message, close_all, receive, send
 from moeless.functions.payload import Payload
 from moeless.functions.store.store import ExpertStore
 from moeless.functions.wire import layout_from_json, spec_from_json
+from moeless.functions.worker.weight_pages import weight_pages
 
 _log = logging.getLogger(__name__)
 
@@ -157,7 +158,8 @@ class Worker:
         close_all(fds)
         function = FunctionId(*message["function"])
         try:
-            self._host.load(function)
+            with weight_pages():
+                self._host.load(function)
         except MoelessError as error:
             reply: dict[str, Any] = {"op": "failed", "reason": str(error)}
         else:
