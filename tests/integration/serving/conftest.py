@@ -83,8 +83,6 @@ def start_serving(tmp_path):
 def serving(model_dir, tmp_path_factory):
     """One server for the tests that leave it as it was."""
     options = ["--dtype", "float32", "--max-waiting", "400", "--max-model-len", "512"]
-    server = ServeProcess(
-        model_dir, *options, runtime_dir=tmp_path_factory.mktemp("runtime")
-    )
+    server = ServeProcess(model_dir, *options, runtime_dir=tmp_path_factory.mktemp("runtime"))
     yield server
     server.stop(within_s=PATIENCE_S)

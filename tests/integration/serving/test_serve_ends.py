@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from pathlib import Path
 
 import httpx
 import psutil
@@ -18,7 +19,7 @@ STREAM = {
 
 
 def shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+    return {path.name for path in Path("/dev/shm").iterdir()}
 
 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
