@@ -480,9 +480,10 @@ class Platform:
             pool = next(loading, None)
             if pool is None:
                 pool = self._choose_pool(model, function, demand, free_D)
-                if pool is None:
-                    reasons = demand.failures.get(function, {}).values()
-                    reason = next(iter(reasons), "no device is up")
+                reasons = list(demand.failures.get(function, {}).values())
+                # Without room a device is waited for, but not in place of one that failed.
+                if pool is None or (reasons and free_D[pool.device] <= 0):
+                    reason = reasons[0] if reasons else "no device is up that could hold it"
                     where = f"layer {function.layer}, expert {function.expert}"
                     self._end(model, demand, error=f"{where}: {reason}")
                     return

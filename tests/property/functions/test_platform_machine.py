@@ -76,6 +76,7 @@ class PlatformMachine(RuleBasedStateMachine):
         self.hosts = {}
         self.tickets = 0
         self.open = {}  # ticket -> functions not seen warm since it was made
+        self.given_up = set()
         self.failed = set()  # functions with a failed load since the last demand
         self.results = {}
         self.byte_s_L = np.zeros(LAYERS)
@@ -104,11 +105,14 @@ class PlatformMachine(RuleBasedStateMachine):
             if result.error is None:
                 assert not missing
             elif "newer" not in result.error:
-                assert not self.hosts or missing & self.failed, result.error
+                able = any(self.slots[device] for device in self.hosts)
+                assert not able or missing & self.failed, result.error
             self.results[result.ticket] = result.error
 
     @rule(layer=layers)
     def run_layer(self, layer):
+        """An engine that goes on without waiting has given up what it demanded."""
+        self.given_up |= self.open.keys()
         self.board.layer[0] = layer
 
     @rule(layer=layers, data=st.data())
@@ -202,7 +206,7 @@ class PlatformMachine(RuleBasedStateMachine):
         else:
             raise AssertionError("orders never end")
         if sum(self.slots[d] for d in self.hosts) >= EXPERTS:
-            assert not self.open, f"demands wait for ever: {self.open}"
+            assert self.open.keys() <= self.given_up, f"demands wait for ever: {self.open}"
         if not self.hosts:
             assert not self.open
 
@@ -258,7 +262,7 @@ class PlatformMachine(RuleBasedStateMachine):
                     else:
                         self.platform.evicted(device, function, reason=reason)
                     self.note()
-        assert not self.open
+        assert self.open.keys() <= self.given_up
         assert self.results.keys() <= set(range(1, self.tickets + 1))
         for device in list(self.hosts):
             self.platform.device_down(device)
