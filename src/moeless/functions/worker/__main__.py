@@ -1,9 +1,12 @@
 """Entry point of a worker process; started by the supervisor, not by hand."""
 
 import argparse
+import ctypes
 import os
 import signal
 import socket
+
+_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -19,6 +22,8 @@ def main() -> None:
     # requests that are being finished.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpriority(os.PRIO_PROCESS, 0, 0)  # not the supervisor's
+    # A worker that is stopped cannot notice that its supervisor is gone; the kernel can.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if arguments.cores:
         os.sched_setaffinity(0, {int(core) for core in arguments.cores.split(",")})
 
