@@ -106,6 +106,11 @@ class EngineConfig:
         max_waiting: Requests that may wait beyond those.
         max_model_len: Tokens of prompt and completion; None takes the model's own limit.
         prefill_chunk_tokens: Prompt tokens that may delay one decode step.
+        threads: Compute threads of the engine; None takes half of the cores when CPU workers
+            run beside it, else all.
+
+    Raises:
+        ConfigError: Fewer than one thread.
     """
 
     model: str
@@ -115,3 +120,8 @@ class EngineConfig:
     max_waiting: int = 256
     max_model_len: int | None = None
     prefill_chunk_tokens: int = 512
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"threads is {self.threads}; use 1 or more")

@@ -50,6 +50,16 @@ def prepare_process(experts: ExpertsConfig) -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 
+def _default_threads(experts: ExpertsConfig) -> int:
+    """Half of the cores beside CPU workers.
+
+    Threads that wait for each other on cores that others use as well slow each other down.
+    """
+    cores = len(os.sched_getaffinity(0))
+    beside_workers = experts.invoker == "process" and experts.devices[0].kind == "cpu"
+    return max(1, cores // 2) if beside_workers else cores
+
+
 def find_model(name: str, *, progress: Progress = lambda _: None) -> Path:
     """The directory of a model; ``demo`` is built when it is missing.
 
@@ -85,11 +95,14 @@ def start_engine(
     """
     prepare_process(experts)
     directory = find_model(config.model, progress=progress)
+    import torch
+
     from moeless.bootstrap.experts import start_experts
     from moeless.engines.transformers.generation.engine import TransformersTextEngine
     from moeless.engines.transformers.generation.options import EngineOptions
     from moeless.engines.transformers.loader import load_engine_model
 
+    torch.set_num_threads(config.threads or _default_threads(experts))
     progress("loading everything but the experts")
     default_id = DEMO_MODEL if config.model == DEMO_MODEL else directory.resolve().name
     loaded = load_engine_model(

@@ -118,6 +118,11 @@ def engine_options(command: _Command) -> _Command:
             type=click.IntRange(min=1),
             help="Tokens of prompt and completion; default: the model's own limit.",
         ),
+        click.option(
+            "--threads",
+            type=click.IntRange(min=1),
+            help="Compute threads of the engine; default: half of the cores beside CPU workers.",
+        ),
     ]
     return _apply(options, command)
 
@@ -148,7 +153,7 @@ def experts_config(options: dict[str, Any]) -> ExpertsConfig:
 
 def engine_config(model: str, options: dict[str, Any]) -> EngineConfig:
     """Take the engine's options out of a command's options."""
-    names = ("model_id", "dtype", "max_batch_size", "max_waiting", "max_model_len")
+    names = ("model_id", "dtype", "max_batch_size", "max_waiting", "max_model_len", "threads")
     return EngineConfig(model=model, **{name: options.pop(name) for name in names})
 
 
