@@ -213,15 +213,17 @@ class ExpertDispatcher:
         usable_ED = self._warm_ED(layer) & self._board.planned_LED[layer].view(np.bool_)
         work = _Work(count_E, self._client.num_devices)
         y_SH: torch.Tensor | None = None
+        done_ED: CountArray | None = None
         while work.is_open:
             ticket, ready_E = self._demand_missing(layer, work, usable_ED)
-            share_ED = self._split(layer, ready_E, usable_ED)
+            share_ED = self._split(ready_E, usable_ED)
             segments = work.segments(share_ED)
             self._invoker.begin(layer, x_TH=x_TH, token_S=token_S, segments=segments, y_SH=y_SH)
             self._announce()  # the devices are busy now: time to look ahead
             answer = self._invoker.finish()
             y_SH = answer.y_SH
             self._board.busy_ns_LD[layer] += answer.busy_ns
+            done_ED = share_ED if done_ED is None else done_ED + share_ED
             work.close(segments, answer.status, complete=ticket is None)
             if ticket is not None:
                 began_s = time.perf_counter()
@@ -230,7 +232,19 @@ class ExpertDispatcher:
             if work.is_open:
                 usable_ED = self._warm_ED(layer) & ~work.failed_ED
         assert y_SH is not None
+        assert done_ED is not None
+        self._record(layer, count_E, done_ED)
         return self._combine(order_S, y_SH, weights_TK)
+
+    def _record(self, layer: int, count_E: CountArray, share_ED: CountArray) -> None:
+        used_ED = share_ED.astype(np.bool_)
+        np.copyto(self._board.used_ns_LED[layer], time.monotonic_ns(), where=used_ED)
+        self.stats.record_split(
+            layer,
+            count_E=count_E,
+            device_tokens_D=share_ED.sum(axis=0),
+            segments=int(np.count_nonzero(used_ED)),
+        )
 
     def _warm_ED(self, layer: int) -> NDArray[np.bool_]:
         warm_ED: NDArray[np.bool_] = self._board.warm_LED[layer].view(np.bool_)
@@ -262,19 +276,10 @@ class ExpertDispatcher:
         ready_E[missing] = 0
         return ticket, ready_E
 
-    def _split(self, layer: int, ready_E: CountArray, usable_ED: NDArray[np.bool_]) -> CountArray:
+    def _split(self, ready_E: CountArray, usable_ED: NDArray[np.bool_]) -> CountArray:
         began_s = time.perf_counter()
         share_ED = self._splitter.split(ready_E, usable_ED)
-        seconds = time.perf_counter() - began_s
-        used_ED = share_ED.astype(np.bool_)
-        np.copyto(self._board.used_ns_LED[layer], time.monotonic_ns(), where=used_ED)
-        self.stats.record_split(
-            layer,
-            count_E=ready_E,
-            share_ED=share_ED,
-            segments=int(np.count_nonzero(used_ED)),
-            seconds=seconds,
-        )
+        self.stats.split_s.add(time.perf_counter() - began_s)
         return share_ED
 
     def _announce(self) -> None:

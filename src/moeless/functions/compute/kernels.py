@@ -5,10 +5,12 @@ bfloat16. Small float32 matrices stay as they are, because there the call itself
 the arithmetic. Both layouts give the same result up to rounding.
 """
 
+import math
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
@@ -19,28 +21,30 @@ from moeless.functions.store.expert_weights import ExpertWeights
 _PACK_FLOAT32_FROM = 256 * 1024
 """Elements of gate and up from which packing float32 pays (measured, see docs/log.md)."""
 
-_ONEDNN_ROWS_FROM = 16
-"""Rows from which oneDNN beats BLAS on unpacked float32 weights."""
+_ONEDNN_FROM_MACS = 1.05e6
+"""Multiplications (rows x elements) from which oneDNN beats BLAS on plain float32 weights on one
+thread; 1.6 times as many on several (measured, see docs/log.md)."""
 
 
-class ExpertKernel(Protocol):
+Linear = Callable[[torch.Tensor], torch.Tensor]
+"""One matrix (and bias), laid out: from rows [n, in] to rows [n, out]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertKernel:
     """One expert, ready to run: ``down(activation(gate_up(x)))``.
 
     The two halves are apart so that experts with few tokens can share the activation.
+
+    Args:
+        gate_up: From rows [n, H] to gate and up projection side by side [n, 2I].
+        down: From inner rows [n, I] to [n, H].
+        num_bytes: Bytes that the weights hold on the device.
     """
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that its weights hold on the device."""
-        ...
-
-    def gate_up(self, x_nH: torch.Tensor) -> torch.Tensor:
-        """Gate and up projection side by side [n, 2I] of rows [n, H]."""
-        ...
-
-    def down(self, h_nI: torch.Tensor) -> torch.Tensor:
-        """Down projection [n, H] of inner rows [n, I]."""
-        ...
+    gate_up: Linear
+    down: Linear
+    num_bytes: int
 
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -73,94 +77,60 @@ def gated_activation(shape: ExpertShape) -> Activation:
     return gated
 
 
-class DenseExpert:
-    """Plain weights; any torch device.
+def plain_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Linear, int]:
+    """A matrix as it is, on any torch device; returns it with its bytes.
+
+    On a CPU oneDNN takes over from the number of rows at which its arithmetic outweighs the
+    cost of its call.
 
     Args:
-        gate_up: [2I, H].
-        down: [H, I].
-        gate_up_bias: [2I] or None.
-        down_bias: [H] or None.
+        weight: [out, in].
+        bias: [out] or None.
     """
+    weight_t, mm, addmm = weight.t(), torch.mm, torch.addmm
+    rows_from = sys.maxsize
+    onednn: Any = None
+    if weight.device.type == "cpu" and onednn_works(weight.dtype):
+        macs = _ONEDNN_FROM_MACS if torch.get_num_threads() == 1 else 1.6 * _ONEDNN_FROM_MACS
+        rows_from = math.ceil(macs / weight.numel())
+        onednn = torch.ops.mkldnn._linear_pointwise.default
 
-    def __init__(
-        self,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
-        gate_up_bias: torch.Tensor | None,
-        down_bias: torch.Tensor | None,
-    ) -> None:
-        self._tensors = (gate_up, down, gate_up_bias, down_bias)
-        onednn = gate_up.device.type == "cpu" and onednn_works(gate_up.dtype)
-        self._onednn_from = _ONEDNN_ROWS_FROM if onednn else sys.maxsize
-        self._gate_up_t, self._down_t = gate_up.t(), down.t()
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of weights and biases."""
-        return sum(t.nbytes for t in self._tensors if t is not None)
-
-    def gate_up(self, x_nH: torch.Tensor) -> torch.Tensor:
-        """Gate and up projection side by side [n, 2I] of rows [n, H]."""
-        return self._linear(x_nH, self._gate_up_t, self._tensors[0], self._tensors[2])
-
-    def down(self, h_nI: torch.Tensor) -> torch.Tensor:
-        """Down projection [n, H] of inner rows [n, I]."""
-        return self._linear(h_nI, self._down_t, self._tensors[1], self._tensors[3])
-
-    def _linear(
-        self,
-        x: torch.Tensor,
-        weight_t: torch.Tensor,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def linear(x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor
-        if x.shape[0] >= self._onednn_from:
-            y = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+        if x.shape[0] >= rows_from:
+            y = onednn(x, weight, bias, "none", [], "")
+        elif bias is None:
+            y = mm(x, weight_t)
         else:
-            y = torch.mm(x, weight_t) if bias is None else torch.addmm(bias, x, weight_t)
+            y = addmm(bias, x, weight_t)
         return y
 
+    return linear, weight.nbytes + (bias.nbytes if bias is not None else 0)
 
-class PackedExpert:
-    """Weights in oneDNN's layout; CPU only. Arguments as for ``DenseExpert``."""
 
-    def __init__(
-        self,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
-        gate_up_bias: torch.Tensor | None,
-        down_bias: torch.Tensor | None,
-    ) -> None:
-        ops = torch.ops.mkldnn
-        self._linear = ops._linear_pointwise.default
-        self._gate_up = ops._reorder_linear_weight(gate_up)
-        self._down = ops._reorder_linear_weight(down)
-        self._gate_up_bias, self._down_bias = gate_up_bias, down_bias
+def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Linear, int]:
+    """A matrix in oneDNN's layout, CPU only; returns it with its bytes, padding included.
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the packed weights (with oneDNN's padding) and the biases."""
-        packed = sum(int(torch.ops.mkldnn._nbytes(w)) for w in (self._gate_up, self._down))
-        biases = (self._gate_up_bias, self._down_bias)
-        return packed + sum(b.nbytes for b in biases if b is not None)
+    Args:
+        weight: [out, in].
+        bias: [out] or None.
+    """
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+    onednn = torch.ops.mkldnn._linear_pointwise.default
 
-    def gate_up(self, x_nH: torch.Tensor) -> torch.Tensor:
-        """Gate and up projection side by side [n, 2I] of rows [n, H]."""
-        h: torch.Tensor = self._linear(x_nH, self._gate_up, self._gate_up_bias, "none", [], "")
-        return h
-
-    def down(self, h_nI: torch.Tensor) -> torch.Tensor:
-        """Down projection [n, H] of inner rows [n, I]."""
-        y: torch.Tensor = self._linear(h_nI, self._down, self._down_bias, "none", [], "")
+    def linear(x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = onednn(x, packed, bias, "none", [], "")
         return y
+
+    num_bytes = int(torch.ops.mkldnn._nbytes(packed))
+    return linear, num_bytes + (bias.nbytes if bias is not None else 0)
 
 
 @cache
 def onednn_works(dtype: torch.dtype) -> bool:
     """Whether this build of torch has oneDNN's linear layer and it computes what it should."""
-    if not torch.backends.mkldnn.is_available():
+    mkldnn: Any = torch.backends.mkldnn
+    if not mkldnn.is_available():
         return False
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, 24, generator=generator).to(dtype)
@@ -196,5 +166,7 @@ def build_kernel(weights: ExpertWeights, device: str) -> ExpertKernel:
         and onednn_works(gate_up.dtype)
         and (gate_up.dtype == torch.bfloat16 or gate_up.numel() >= _PACK_FLOAT32_FROM)
     )
-    kernel = PackedExpert if packs else DenseExpert
-    return kernel(gate_up, down, gate_up_bias, down_bias)
+    layout = packed_linear if packs else plain_linear
+    first, first_bytes = layout(gate_up, gate_up_bias)
+    second, second_bytes = layout(down, down_bias)
+    return ExpertKernel(gate_up=first, down=second, num_bytes=first_bytes + second_bytes)
