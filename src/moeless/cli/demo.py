@@ -60,7 +60,7 @@ def demo(prompts: int, max_tokens: int, policy: str, model: str) -> None:
     command += ["--devices", "cpu:2", "--policy", policy, "--max-batch-size", "32"]
     console.print(f"[dim]$ moeless {' '.join(command[3:])}[/dim]", highlight=False)
     if model == "demo":
-        _build_model()
+        _build_model(console)
     server = subprocess.Popen(  # noqa: S603 - our own interpreter and module
         command, stdout=subprocess.PIPE, text=True
     )
@@ -85,10 +85,12 @@ def demo(prompts: int, max_tokens: int, policy: str, model: str) -> None:
     )
 
 
-def _build_model() -> None:
-    from moeless.cli.demo_model import show_build
+def _build_model(console: Console) -> None:
+    from moeless.cli.demo_model import build_with_bars, tabulate_summary
+    from moeless.engines.demo import choose_variant
 
-    show_build()
+    _, report = build_with_bars(choose_variant(16), out=None, force=False)
+    console.print(tabulate_summary(report))
 
 
 def _await_ready(server: subprocess.Popen[str]) -> str:
@@ -115,7 +117,9 @@ async def _ask_all(
                 model=model,
                 messages=[{"role": "user", "content": prompt}],
                 max_tokens=max_tokens,
-                temperature=0,
+                temperature=0.6,
+                top_p=0.9,
+                seed=1,
                 stream=True,
                 stream_options={"include_usage": True},
             )

@@ -1,0 +1,124 @@
+"""What a build measured, and the manifest that keeps it beside the weights.
+
+Knows numbers and JSON only.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from moeless.engines.demo.variants import DemoVariant
+from moeless.errors import CheckpointError
+
+MANIFEST_NAME: Final = "moeless-demo.json"
+
+RECIPE: Final = 1
+"""Raised whenever a variant would get other weights: caches of older recipes are built again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoReport:
+    """A built demo model, described.
+
+    Args:
+        variant: How it was carved.
+        recipe: Version of the carving and its texts.
+        source: The requirement that the dense model came from.
+        dense_perplexity: Of the dense model on the held-out conversations.
+        carved_perplexity: Of the written checkpoint on the same.
+        load_LE: Tokens routed to each expert of each layer on the same.
+        calibration_tokens: Tokens that the carving saw.
+        evaluation_tokens: Tokens that count in the perplexities.
+        build_s: Wall time of the build in seconds, without the download.
+        versions: Of the packages that took part.
+        sha256: Of the wheel and of the files of the checkpoint.
+        size_bytes: Of the files of the checkpoint.
+    """
+
+    variant: DemoVariant
+    recipe: int
+    source: str
+    dense_perplexity: float
+    carved_perplexity: float
+    load_LE: tuple[tuple[int, ...], ...]
+    calibration_tokens: int
+    evaluation_tokens: int
+    build_s: float
+    versions: Mapping[str, str]
+    sha256: Mapping[str, str]
+    size_bytes: Mapping[str, int]
+
+    @property
+    def perplexity_ratio(self) -> float:
+        """Carved over dense: 1 would be lossless."""
+        return self.carved_perplexity / self.dense_perplexity
+
+    @property
+    def load_skew_L(self) -> tuple[float, ...]:
+        """Largest over mean expert load of each layer; at most experts over top-k."""
+        return tuple(max(load_E) * len(load_E) / sum(load_E) for load_E in self.load_LE)
+
+    @property
+    def mean_load_skew(self) -> float:
+        """Mean of the layers' load skew."""
+        return sum(self.load_skew_L) / len(self.load_skew_L)
+
+    @property
+    def worst_load_skew(self) -> float:
+        """Load skew of the most skewed layer."""
+        return max(self.load_skew_L)
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest: what was measured, with the figures derived from it."""
+        measured = asdict(self)
+        measured["variant"] = {
+            **asdict(self.variant),
+            "name": self.variant.name,
+            "expert_width": self.variant.expert_width,
+            "shared_width": self.variant.shared_width,
+            "active_fraction": round(self.variant.active_fraction, 4),
+        }
+        return {
+            **measured,
+            "perplexity_ratio": self.perplexity_ratio,
+            "load_skew": {
+                "mean": self.mean_load_skew,
+                "worst": self.worst_load_skew,
+                "per_layer": list(self.load_skew_L),
+            },
+        }
+
+    def write(self, directory: Path) -> None:
+        """Write the manifest into a checkpoint's directory."""
+        text = json.dumps(self.to_json(), indent=2) + "\n"
+        (directory / MANIFEST_NAME).write_text(text, encoding="utf-8")
+
+
+def read_report(directory: Path) -> DemoReport:
+    """Read the manifest of a built demo model.
+
+    Raises:
+        CheckpointError: If there is none, or it is not one.
+    """
+    path = directory / MANIFEST_NAME
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        variant = {key: raw["variant"][key] for key in DemoVariant.__dataclass_fields__}
+        fields = {key: raw[key] for key in DemoReport.__dataclass_fields__ if key != "variant"}
+        fields["load_LE"] = tuple(tuple(load_E) for load_E in raw["load_LE"])
+        return DemoReport(variant=DemoVariant(**variant), **fields)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} is not a manifest of the demo model ({type(error).__name__}: {error}); "
+            "build it again with 'moeless demo-model build --force'"
+        ) from error
+
+
+def is_complete(directory: Path, report: DemoReport) -> bool:
+    """Whether all files that the manifest lists are there with their sizes."""
+    return all(
+        (directory / name).is_file() and (directory / name).stat().st_size == size
+        for name, size in report.size_bytes.items()
+    )
