@@ -112,6 +112,7 @@ def build_with_bars(
 
 
 def tabulate_summary(report: DemoReport) -> Table:
+    """What was built and how close it is to the dense model."""
     variant = report.variant
     table = Table(title=variant.name, show_header=False, title_justify="left")
     rows = {
@@ -132,6 +133,7 @@ def tabulate_summary(report: DemoReport) -> Table:
 
 
 def tabulate_layers(report: DemoReport) -> Table:
+    """How unevenly each layer's experts are loaded."""
     table = Table(
         title="expert load, max ÷ mean, by layer", title_justify="left", show_header=False
     )

@@ -27,8 +27,9 @@ from moeless.functions.store.store import ExpertStore
 OK, NOT_WARM, FAILED = 0, 1, 2
 """Status of one segment of an invocation."""
 
-_ROWS_TOGETHER = 512
-"""Rows of an invocation up to which calls cost more than copies (measured, see docs/log.md)."""
+_TOGETHER_ELEMENTS = 1 << 20
+"""Elements of all gate and up rows of an invocation up to which joining them for one activation
+costs less than calling it for each expert (measured, see docs/log.md)."""
 
 
 def function_bytes(shape: ExpertShape, device: str) -> int:
@@ -180,20 +181,22 @@ class ExpertHost:
         token_S: torch.Tensor,
         y_SH: torch.Tensor,
     ) -> bool:
-        """Run few rows of many experts with one gather, one activation and one scatter.
+        """Run many small experts with one gather, one activation and one scatter.
 
-        With few tokens the number of calls decides, not the arithmetic. Needs all experts warm
-        and their rows adjacent.
+        There the number of calls decides, not the arithmetic. Needs all experts warm and their
+        rows adjacent.
 
         Returns:
             Whether it was done; if not, nothing has happened that matters.
         """
         first, last = segments[0][1], segments[-1][2]
         sizes = [stop - start for _, start, stop in segments]
-        if last - first > _ROWS_TOGETHER or sum(sizes) != last - first or self._device != "cpu":
-            return False
         warm = [kernel for kernel in kernels if kernel is not None]
-        if len(warm) < len(kernels) or x_TH.device.type != "cpu":
+        if len(warm) < len(kernels) or sum(sizes) != last - first:
+            return False
+        if (last - first) * warm[0].inner_size > _TOGETHER_ELEMENTS:
+            return False
+        if self._device != "cpu" or x_TH.device.type != "cpu":
             return False
         if len(x_TH) == 1 and len(warm) == last - first:
             xs: Sequence[torch.Tensor] = [x_TH] * len(warm)

@@ -41,8 +41,7 @@ from moeless.engines.demo.source import (
 from moeless.engines.demo.variants import DemoVariant, choose_variant
 from moeless.errors import CheckpointError, ConfigError
 
-CALIBRATION_TOKENS: Final = 14_000
-_CALIBRATION_ROW_TOKENS: Final = 384
+_CALIBRATION_ROW_TOKENS: Final = 256
 _EVALUATION_ROW_TOKENS: Final = 512
 _DOWNLOADS_NAME: Final = "downloads"
 
@@ -185,7 +184,6 @@ def _carve_into(
         tokenizer,
         parse_conversations(read_packaged(CALIBRATION_FILE)),
         row_tokens=_CALIBRATION_ROW_TOKENS,
-        total_tokens=CALIBRATION_TOKENS,
     )
     evaluation = encode_conversations(
         tokenizer,

@@ -65,7 +65,6 @@ def encode_conversations(
     conversations: list[list[dict[str, str]]],
     *,
     row_tokens: int,
-    total_tokens: int | None = None,
 ) -> list[TokenRow]:
     """Render conversations with the chat template, one row each.
 
@@ -76,19 +75,13 @@ def encode_conversations(
         tokenizer: The dense model's.
         conversations: As :func:`parse_conversations` returns them.
         row_tokens: A row is cut after this many tokens.
-        total_tokens: Stop before the rows hold more than this; None takes all.
     """
     rows: list[TokenRow] = []
-    room = total_tokens
     for turns in conversations:
         text = tokenizer.apply_chat_template(turns, tokenize=False)
         assert isinstance(text, str)
         before = text.find("<|im_start|>user") if turns[0]["role"] != "system" else 0
         prefix = tokenizer(text[:before], add_special_tokens=False)["input_ids"]
         ids = tokenizer(text, add_special_tokens=False)["input_ids"][:row_tokens]
-        if room is not None:
-            if len(ids) > room:
-                break
-            room -= len(ids)
         rows.append(TokenRow(ids=tuple(ids), scored_from=max(1, len(prefix))))
     return rows

@@ -34,7 +34,7 @@ _CLUSTER_ROUNDS = 6
 _REFINE_ROUNDS = 16
 _GATE_RIDGE = 1e-3
 _DOWN_RIDGE = 1.0
-_LENGTH_POWER = -1.0
+_LENGTH_POWER = -0.5
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,11 +39,13 @@ class ExpertKernel:
     Args:
         gate_up: From rows [n, H] to gate and up projection side by side [n, 2I].
         down: From inner rows [n, I] to [n, H].
+        inner_size: 2I, columns of gate and up side by side.
         num_bytes: Bytes that the weights hold on the device.
     """
 
     gate_up: Linear
     down: Linear
+    inner_size: int
     num_bytes: int
 
 
@@ -169,4 +171,9 @@ def build_kernel(weights: ExpertWeights, device: str) -> ExpertKernel:
     layout = packed_linear if packs else plain_linear
     first, first_bytes = layout(gate_up, gate_up_bias)
     second, second_bytes = layout(down, down_bias)
-    return ExpertKernel(gate_up=first, down=second, num_bytes=first_bytes + second_bytes)
+    return ExpertKernel(
+        gate_up=first,
+        down=second,
+        inner_size=gate_up.shape[0],
+        num_bytes=first_bytes + second_bytes,
+    )
