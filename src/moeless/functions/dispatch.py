@@ -155,14 +155,14 @@ class ExpertDispatcher:
         ids_S = ids_TK.reshape(-1).cpu().numpy()
         count_E: CountArray = np.bincount(ids_S, minlength=self._spec.num_experts)
         self._board.layer[0] = layer
-        self._look_at_plan(layer)
+        usable_ED = self._look_at_plan(layer)
         self._unannounced = (layer, count_E, x_TH)
         if len(x_TH) <= _ANNOUNCE_FIRST_TOKENS:
             self._announce()
         if len(x_TH) <= self._piece_rows:
-            y_TH = self._run(layer, x_TH, ids_S, weights_TK, count_E)
+            y_TH = self._run(layer, x_TH, ids_S, weights_TK, count_E, usable_ED)
         else:
-            y_TH = self._run_pieces(layer, x_TH, ids_S, weights_TK)
+            y_TH = self._run_pieces(layer, x_TH, ids_S, weights_TK, usable_ED)
         self.stats.record_layer(
             layer,
             seconds=time.perf_counter() - began_s,
@@ -170,14 +170,21 @@ class ExpertDispatcher:
         )
         return y_TH
 
-    def _look_at_plan(self, layer: int) -> None:
-        """Note whether the plan was in force, and its replicas warm, when the gate had spoken."""
+    def _look_at_plan(self, layer: int) -> NDArray[np.bool_]:
+        """Planned replicas that are warm now that the gate has spoken [E, D].
+
+        Also notes whether the plan was in force and how many of its replicas were warm.
+        """
         board = self._board
+        usable_ED: NDArray[np.bool_] = (board.warm_LED[layer] & board.planned_LED[layer]).view(
+            np.bool_
+        )
         self.stats.record_plan(
             early=not self._client.wants_loads or int(board.plan_step_L[layer]) >= self._step,
             planned=int(np.count_nonzero(board.planned_LED[layer])),
-            warm=int(np.count_nonzero(board.warm_LED[layer] & board.planned_LED[layer])),
+            warm=int(np.count_nonzero(usable_ED)),
         )
+        return usable_ED
 
     def _run_pieces(
         self,
@@ -185,6 +192,7 @@ class ExpertDispatcher:
         x_TH: torch.Tensor,
         ids_S: NDArray[np.int64],
         weights_TK: torch.Tensor,
+        usable_ED: NDArray[np.bool_],
     ) -> torch.Tensor:
         """Inputs that are longer than an invocation may be."""
         k, rows, pieces = self._spec.top_k, self._piece_rows, []
@@ -192,7 +200,7 @@ class ExpertDispatcher:
             ids = ids_S[first * k : (first + rows) * k]
             count_E = np.bincount(ids, minlength=self._spec.num_experts)
             x, weights = x_TH[first : first + rows], weights_TK[first : first + rows]
-            pieces.append(self._run(layer, x, ids, weights, count_E))
+            pieces.append(self._run(layer, x, ids, weights, count_E, usable_ED.copy()))
         return torch.cat(pieces)
 
     def _run(
@@ -202,6 +210,7 @@ class ExpertDispatcher:
         ids_S: NDArray[np.int64],
         weights_TK: torch.Tensor,
         count_E: CountArray,
+        usable_ED: NDArray[np.bool_],
     ) -> torch.Tensor:
         order_S = np.argsort(ids_S, kind="stable")
         token_S = torch.from_numpy(order_S // self._spec.top_k)
@@ -210,7 +219,6 @@ class ExpertDispatcher:
             x_TH = x_TH[token_S] * weights_S[:, None].to(x_TH.dtype)
             token_S = torch.arange(len(order_S))
 
-        usable_ED = self._warm_ED(layer) & self._board.planned_LED[layer].view(np.bool_)
         work = _Work(count_E, self._client.num_devices)
         y_SH: torch.Tensor | None = None
         done_ED: CountArray | None = None
@@ -259,9 +267,11 @@ class ExpertDispatcher:
             The ticket of the demand, if there was one, and the tokens [E] that can go now.
         """
         open_E = work.open_E
-        without_E = open_E.astype(np.bool_) & ~usable_ED.any(axis=1)
-        if not without_E.any():
+        without_E = np.logical_or.reduce(usable_ED, axis=1)
+        np.logical_not(without_E, out=without_E)
+        if not open_E[without_E].any():
             return None, open_E
+        without_E &= open_E > 0
         warm_ED = self._warm_ED(layer) & ~work.failed_ED
         usable_ED[without_E] = warm_ED[without_E]
         missing = np.flatnonzero(without_E & ~warm_ED.any(axis=1))

@@ -203,10 +203,19 @@ class ExpertHost:
         else:
             xs = x_TH.index_select(0, token_S[first:last]).split_with_sizes(sizes)
         try:
-            ups = [kernel.gate_up(x) for kernel, x in zip(warm, xs, strict=True)]
-            inner = activation(torch.cat(ups)).split_with_sizes(sizes)
-            downs = [kernel.down(h) for kernel, h in zip(warm, inner, strict=True)]
-            torch.cat(downs, out=y_SH[first:last])
+            if warm[0].writes_in_place:
+                h = torch.empty(last - first, warm[0].inner_size, dtype=x_TH.dtype)
+                for kernel, x, out in zip(warm, xs, h.split_with_sizes(sizes), strict=True):
+                    kernel.gate_up(x, out)
+                inner = activation(h).split_with_sizes(sizes)
+                ys = y_SH[first:last].split_with_sizes(sizes)
+                for kernel, x, out in zip(warm, inner, ys, strict=True):
+                    kernel.down(x, out)
+            else:
+                ups = [kernel.gate_up(x) for kernel, x in zip(warm, xs, strict=True)]
+                inner = activation(torch.cat(ups)).split_with_sizes(sizes)
+                downs = [kernel.down(h) for kernel, h in zip(warm, inner, strict=True)]
+                torch.cat(downs, out=y_SH[first:last])
         except (RuntimeError, MemoryError):
             return False
         return True

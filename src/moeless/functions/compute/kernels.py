@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
@@ -26,8 +26,12 @@ _ONEDNN_FROM_MACS = 1.05e6
 thread; 1.6 times as many on several (measured, see docs/log.md)."""
 
 
-Linear = Callable[[torch.Tensor], torch.Tensor]
-"""One matrix (and bias), laid out: from rows [n, in] to rows [n, out]."""
+class Linear(Protocol):
+    """One matrix (and bias), laid out."""
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """From rows [n, in] to rows [n, out]; into ``out`` if it is given."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,12 +45,14 @@ class ExpertKernel:
         down: From inner rows [n, I] to [n, H].
         inner_size: 2I, columns of gate and up side by side.
         num_bytes: Bytes that the weights hold on the device.
+        writes_in_place: Writing into given rows is cheaper than joining results afterwards.
     """
 
     gate_up: Linear
     down: Linear
     inner_size: int
     num_bytes: int
+    writes_in_place: bool
 
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -97,15 +103,13 @@ def plain_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Linea
         rows_from = math.ceil(macs / weight.numel())
         onednn = torch.ops.mkldnn._linear_pointwise.default
 
-    def linear(x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor
+    def linear(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         if x.shape[0] >= rows_from:
-            y = onednn(x, weight, bias, "none", [], "")
-        elif bias is None:
-            y = mm(x, weight_t)
-        else:
-            y = addmm(bias, x, weight_t)
-        return y
+            y: torch.Tensor = onednn(x, weight, bias, "none", [], "")
+            return y if out is None else out.copy_(y)
+        if bias is None:
+            return mm(x, weight_t, out=out)
+        return addmm(bias, x, weight_t, out=out)
 
     return linear, weight.nbytes + (bias.nbytes if bias is not None else 0)
 
@@ -120,9 +124,9 @@ def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Line
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
     onednn = torch.ops.mkldnn._linear_pointwise.default
 
-    def linear(x: torch.Tensor) -> torch.Tensor:
+    def linear(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         y: torch.Tensor = onednn(x, packed, bias, "none", [], "")
-        return y
+        return y if out is None else out.copy_(y)
 
     num_bytes = int(torch.ops.mkldnn._nbytes(packed))
     return linear, num_bytes + (bias.nbytes if bias is not None else 0)
@@ -176,4 +180,5 @@ def build_kernel(weights: ExpertWeights, device: str) -> ExpertKernel:
         down=second,
         inner_size=gate_up.shape[0],
         num_bytes=first_bytes + second_bytes,
+        writes_in_place=not packs,
     )
