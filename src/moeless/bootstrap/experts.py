@@ -237,8 +237,9 @@ def _start_processes(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRunti
     spec = loaded.spec
     budgets = device_budgets(spec, config)
     spin_us = _spin_us(config)
+    workers = _worker_configs(config, budgets, spin_us)
     supervisor = SupervisorProcess(
-        _worker_configs(config, budgets, spin_us),
+        workers,
         policy=config.policy,
         keep_alive_s=config.keep_alive_s,
         linger_s=config.linger_s,
@@ -262,7 +263,11 @@ def _start_processes(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRunti
             lookahead=_lookahead(config),
         )
         invoker = ProcessInvoker(
-            client, shape, spin_s=spin_us * 1e-6, deadline_s=config.invocation_timeout_s
+            client,
+            shape,
+            spin_s=spin_us * 1e-6,
+            deadline_s=config.invocation_timeout_s,
+            cores=[worker.cores for worker in workers],
         )
         dispatcher = _dispatcher(loaded, config, client, invoker)
     except BaseException:

@@ -1,6 +1,8 @@
 """Invoke instances in worker processes, through shared memory."""
 
+import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +18,14 @@ _GLANCE_S = 0.05
 """How often a wait looks whether the device is still there."""
 
 
+_sched_getcpu: Any = getattr(ctypes.CDLL(None), "sched_getcpu", None)
+
+
+def _current_core() -> int:
+    """The core that this thread runs on, or -1 where the system does not say."""
+    return int(_sched_getcpu()) if _sched_getcpu is not None else -1
+
+
 class ProcessInvoker:
     """Posts work to the workers' mailboxes.
 
@@ -24,6 +34,7 @@ class ProcessInvoker:
         shape: Sizes of the channel.
         spin_s: How long to look for answers before sleeping.
         deadline_s: How long a worker may take for one invocation before it is given up.
+        cores: The cores that each worker stays on; empty for a worker that may move.
     """
 
     def __init__(
@@ -33,11 +44,13 @@ class ProcessInvoker:
         *,
         spin_s: float = 0.0,
         deadline_s: float = 60.0,
+        cores: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self._client = client
         self._payload = Payload(client.payload_region, shape)
         self._spin_s = spin_s
         self._deadline_s = deadline_s
+        self._cores = [set(own) for own in cores or [()] * client.num_devices]
         self._posted: list[tuple[int, int, int, int]] = []
         self._segments: Sequence[NDArray[np.int32]] = ()
         self._rows = 0
@@ -70,8 +83,14 @@ class ProcessInvoker:
                 seq = self._client.mailboxes[device].post(
                     layer=layer, rows=len(x_TH), segments_n3=segments_n3
                 )
-                ring(self._client.request_bells[device])
                 self._posted.append((device, seq, generation, len(segments_n3)))
+        if len(self._posted) > 1:
+            # A worker that is woken takes its core at once. If that is ours, the others have to
+            # have been woken before, or they would wait until it has finished.
+            here = _current_core()
+            self._posted.sort(key=lambda posted: here in self._cores[posted[0]])
+        for device, *_ in self._posted:
+            ring(self._client.request_bells[device])
 
     def finish(self) -> Answer:
         """Wait for all answers; a device that dies or hangs answers NOT_WARM for all it had."""
