@@ -6,7 +6,6 @@ from numpy.typing import NDArray
 from moeless.core.plan import CountArray
 from moeless.errors import PlanError
 
-
 _KNOWN_PLACEMENTS = 256
 """Placements whose device lists are kept; a model has one per layer at a time."""
 
