@@ -44,7 +44,7 @@ class _Answer:
     "--model", default="demo", show_default=True, help='A directory, a hub id, or "demo".'
 )
 def demo(prompts: int, max_tokens: int, policy: str, model: str) -> None:
-    r"""Serve the demo model with two workers, ask it real questions, show what the experts did.
+    """Serve the demo model with two workers, ask it real questions, show what the experts did.
 
     Everything that is started is stopped again.
 

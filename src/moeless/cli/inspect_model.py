@@ -16,7 +16,7 @@ from moeless.errors import ConfigError
 @click.option("--device-memory", metavar="SIZE", help="Budget of each device, such as 40GB.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def inspect(model: str, devices: str, device_memory: str | None, as_json: bool) -> None:
-    r"""Show the layers, experts and bytes per function of MODEL, and what a budget holds.
+    """Show the layers, experts and bytes per function of MODEL, and what a budget holds.
 
     Reads the configuration and the headers of the weights only.
 

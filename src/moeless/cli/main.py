@@ -63,7 +63,7 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="moeless")
 def moeless() -> None:
-    r"""Serverless expert serving for Mixture-of-Experts language models.
+    """Serverless expert serving for Mixture-of-Experts language models.
 
     \b
     Examples:

@@ -27,7 +27,7 @@ from moeless.cli.options import engine_config, engine_options, experts_config, e
 @engine_options
 @experts_options
 def serve(model: str, host: str, port: int, api_keys: tuple[str, ...], **options: Any) -> None:
-    r"""Serve MODEL over HTTP: a directory, a hub id, or "demo".
+    """Serve MODEL over HTTP: a directory, a hub id, or "demo".
 
     \b
     Examples:

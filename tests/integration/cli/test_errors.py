@@ -190,6 +190,7 @@ def test_help_has_examples_and_needs_nothing_heavy(command):
     assert done.returncode == 0, done.stderr
     assert "Usage: moeless" in done.stdout
     assert "Example" in done.stdout
+    assert "\\b" not in done.stdout, "an example is shown as it was written"
 
 
 def test_inspect_prints_what_a_budget_holds(mixtral, capfd):
