@@ -27,7 +27,12 @@ from moeless.engines.demo import (
 
 @click.group("demo-model")
 def demo_model() -> None:
-    """The demo model: a small real language model, carved into experts on this machine."""
+    """The demo model: a small real language model, carved into experts on this machine.
+
+    \b
+    Example:
+      moeless demo-model build
+    """
 
 
 @demo_model.command()
