@@ -12,7 +12,7 @@ from moeless.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    "variant", [*STANDARD_VARIANTS.values(), DemoVariant(experts=16, shared_fraction=0.6)]
+    "variant", [*STANDARD_VARIANTS.values(), DemoVariant(experts=16, shared_fraction=0.5)]
 )
 def test_widths_are_multiples_of_eight_and_use_all_neurons(variant):
     assert variant.expert_width % 8 == 0
@@ -31,7 +31,7 @@ def test_variants_that_differ_have_different_names():
     variants = [
         *STANDARD_VARIANTS.values(),
         choose_variant(8, top_k=2, shared_fraction=0.5),
-        choose_variant(16, shared_fraction=0.6),
+        choose_variant(16, shared_fraction=0.5),
         choose_variant(16, seed=1),
     ]
     assert len({variant.name for variant in variants}) == len(variants)

@@ -202,7 +202,7 @@ def _carve_into(
         save_model(model, tokenizer, directory)
         progress("writing the checkpoint", 1, 1)
         progress("measuring", 0, 2)
-        dense_perplexity = measure_perplexity(lambda b: dense(input_ids=b.ids).logits, held_out)
+        dense_perplexity = measure_perplexity(dense, held_out)
         progress("measuring", 1, 2)
         carved_perplexity, load_LE = measure_carved(directory, held_out)
         progress("measuring", 2, 2)

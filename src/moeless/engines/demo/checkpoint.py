@@ -159,11 +159,11 @@ def measure_carved(
     layers = model.model.layers
     experts = model.config.num_local_experts
     load_LE = torch.zeros(len(layers), experts, dtype=torch.long)
-    real: list[Tensor] = []
+    running: list[PaddedBatch] = []
 
     def count(layer: int) -> Callable[[Any, Any, Any], None]:
         def hook(_module: Any, _inputs: Any, output: Any) -> None:
-            chosen = output[2][real[0].flatten()]
+            chosen = output[2][running[-1].real.flatten()]
             load_LE[layer] += torch.bincount(chosen.flatten(), minlength=experts)
 
         return hook
@@ -172,13 +172,7 @@ def measure_carved(
         layer.block_sparse_moe.router.register_forward_hook(count(i))
         for i, layer in enumerate(layers)
     ]
-
-    def logits_of(batch: PaddedBatch) -> Tensor:
-        real[:] = [batch.real]
-        logits: Tensor = model(input_ids=batch.ids).logits
-        return logits
-
-    perplexity = measure_perplexity(logits_of, batches)
+    perplexity = measure_perplexity(model, batches, on_batch=running.append)
     for hook in hooks:
         hook.remove()
     return perplexity, load_LE.tolist()

@@ -14,7 +14,7 @@ from moeless.errors import CheckpointError
 
 MANIFEST_NAME: Final = "moeless-demo.json"
 
-RECIPE: Final = 1
+RECIPE: Final = 2
 """Raised whenever a variant would get other weights: caches of older recipes are built again."""
 
 

@@ -33,7 +33,7 @@ class DemoVariant:
 
     experts: int = 16
     top_k: int = 8
-    shared_fraction: float = 0.5
+    shared_fraction: float = 0.6
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class DemoVariant:
 
 STANDARD_VARIANTS: Final[dict[int, DemoVariant]] = {
     8: DemoVariant(experts=8, top_k=6, shared_fraction=0.25),
-    16: DemoVariant(experts=16, top_k=8, shared_fraction=0.5),
+    16: DemoVariant(experts=16, top_k=8, shared_fraction=0.6),
     32: DemoVariant(experts=32, top_k=12, shared_fraction=0.5),
 }
 """The variant that is built for a number of experts when nothing else is said."""

@@ -23,7 +23,7 @@ _PACK_FLOAT32_FROM = 256 * 1024
 
 _ONEDNN_FROM_MACS = 1.05e6
 """Multiplications (rows x elements) from which oneDNN beats BLAS on plain float32 weights on one
-thread; 1.6 times as many on several (measured, see docs/log.md)."""
+thread; three times as many on several (measured, see docs/log.md)."""
 
 
 class Linear(Protocol):
@@ -99,7 +99,7 @@ def plain_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Linea
     rows_from = sys.maxsize
     onednn: Any = None
     if weight.device.type == "cpu" and onednn_works(weight.dtype):
-        macs = _ONEDNN_FROM_MACS if torch.get_num_threads() == 1 else 1.6 * _ONEDNN_FROM_MACS
+        macs = _ONEDNN_FROM_MACS * (1 if torch.get_num_threads() == 1 else 3)
         rows_from = math.ceil(macs / weight.numel())
         onednn = torch.ops.mkldnn._linear_pointwise.default
 
