@@ -30,6 +30,7 @@ _EXTRAS = {
     "prometheus_client": "serve",
     "openai": "demo",
     "gguf": "demo",
+    "accelerate": "demo",
 }
 
 
