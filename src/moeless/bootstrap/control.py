@@ -3,6 +3,7 @@
 from moeless.config import PolicyConfig
 from moeless.control.controller import Controller, ControllerConfig
 from moeless.core.ports import Clock, EventSink, Planner, Predictor
+from moeless.errors import ConfigError
 from moeless.functions.platform import ModelPlacement
 from moeless.policies.planners import PLANNERS
 from moeless.policies.predictors import PREDICTORS
@@ -26,7 +27,12 @@ def build_predictor(config: PolicyConfig) -> Predictor:
     Raises:
         ConfigError: No predictor has that name.
     """
-    return PREDICTORS.create("previous" if config.predictor == "gate" else config.predictor)
+    if config.predictor == "gate":
+        return PREDICTORS.create("previous")
+    if config.predictor not in PREDICTORS.names():
+        known = ", ".join(("gate", *PREDICTORS.names()))
+        raise ConfigError(f"unknown predictor {config.predictor!r}; known are: {known}")
+    return PREDICTORS.create(config.predictor)
 
 
 def build_controller(

@@ -74,10 +74,22 @@ def find_model(name: str, *, progress: Progress = lambda _: None) -> Path:
         from moeless.engines.demo import ensure_demo_model
 
         progress("finding the demo model (built the first time)")
-        return ensure_demo_model()
+        seen: set[str] = set()
+
+        def tell(stage: str, _done: int, _total: int) -> None:
+            if stage not in seen:
+                seen.add(stage)
+                progress(f"demo model: {stage}")
+
+        return ensure_demo_model(progress=tell)
     from moeless.engines.transformers.resolve import resolve_model
 
     return resolve_model(name)
+
+
+def served_model_id(config: EngineConfig) -> str:
+    """The id that clients must send: the one asked for, or the last part of the model's name."""
+    return config.model_id or Path(config.model).expanduser().resolve().name
 
 
 def start_engine(
@@ -94,20 +106,18 @@ def start_engine(
         MoelessError: Something is wrong with the model, the options or the machine.
     """
     prepare_process(experts)
-    directory = find_model(config.model, progress=progress)
     import torch
 
-    from moeless.bootstrap.experts import start_experts
+    from moeless.bootstrap.experts import check_experts_config, start_experts
     from moeless.engines.transformers.generation.engine import TransformersTextEngine
     from moeless.engines.transformers.generation.options import EngineOptions
     from moeless.engines.transformers.loader import load_engine_model
 
+    check_experts_config(experts)
+    directory = find_model(config.model, progress=progress)
     torch.set_num_threads(config.threads or _default_threads(experts))
     progress("loading everything but the experts")
-    default_id = DEMO_MODEL if config.model == DEMO_MODEL else directory.resolve().name
-    loaded = load_engine_model(
-        directory, dtype=config.dtype, model_id=config.model_id or default_id
-    )
+    loaded = load_engine_model(directory, dtype=config.dtype, model_id=served_model_id(config))
     if loaded.tokenizer is None:
         raise ModelError(f"{directory} has no tokenizer; add tokenizer.json and its configuration")
     progress("starting expert workers")

@@ -24,11 +24,14 @@ from moeless.functions.invokers.process import ProcessInvoker
 from moeless.functions.local import LocalClient
 from moeless.functions.platform import ModelPlacement
 from moeless.functions.store import ExpertStore
+from moeless.functions.supervisor.attachment import MAX_DEVICES
 from moeless.functions.supervisor.client import SupervisorClient
 from moeless.functions.supervisor.config import WorkerConfig
 from moeless.learned.gate_predictor import Gate, GatePredictor
 from moeless.policies.keep_alive import KEEP_ALIVES
 from moeless.policies.splitters import SPLITTERS
+from moeless.telemetry.fanout import FanoutSink
+from moeless.telemetry.log import FailureLog
 from moeless.telemetry.memory import MemorySink
 from moeless.telemetry.snapshot import GbSeconds, RuntimeSnapshot, Timing
 
@@ -94,6 +97,10 @@ class ExpertsRuntime:
             worker_restarts_D=tuple(report["worker_restarts"]),
         )
 
+    def is_alive(self) -> bool:
+        """Whether the platform can still be reached."""
+        return self.supervisor is None or self.supervisor.process.poll() is None
+
     def close(self) -> None:
         """Stop everything that was started."""
         self.client.close()
@@ -118,9 +125,7 @@ def start_experts(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRuntime:
         ConfigError: A policy or a device that does not exist.
         FunctionError: Workers do not start.
     """
-    build_planner(config.policy)  # unknown names end here, before anything is started
-    build_predictor(config.policy)
-    _check_devices(config)
+    check_experts_config(config)
     with ExpertStore(loaded.directory, loaded.layout, loaded.spec) as store:
         store.validate()
     start = _start_processes if config.invoker == "process" else _start_inline
@@ -129,7 +134,18 @@ def start_experts(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRuntime:
     return runtime
 
 
-def _check_devices(config: ExpertsConfig) -> None:
+def check_experts_config(config: ExpertsConfig) -> None:
+    """Refuse what cannot work before anything is loaded or started.
+
+    Raises:
+        ConfigError: A policy or a device that does not exist, or too many devices.
+    """
+    build_planner(config.policy)
+    build_predictor(config.policy)
+    if len(config.devices) > MAX_DEVICES:
+        raise ConfigError(
+            f"--devices names {len(config.devices)} devices; use at most {MAX_DEVICES}"
+        )
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for device in config.devices:
         if device.kind == "cuda" and device.ordinal >= count:
@@ -205,7 +221,8 @@ def _start_inline(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRuntime:
     sizes = [
         host.add_model(ExpertStore(loaded.directory, loaded.layout, spec), spec) for host in hosts
     ]
-    clock, sink = SystemClock(), MemorySink(limit=10_000)
+    clock = SystemClock()
+    sink = FanoutSink(MemorySink(limit=10_000), FailureLog(clock))
 
     def make_controller(model: ModelPlacement) -> Any:
         return build_controller(

@@ -45,6 +45,7 @@ def inspect_model(
         "functions": spec.num_functions,
         "parameters_per_function": spec.expert.num_parameters,
         "bytes_per_function": per_function,
+        "of_which_padding": per_function - spec.expert.num_bytes,
         "bytes_of_one_layer": per_function * spec.num_experts,
         "bytes_of_all_functions": per_function * spec.num_functions,
         "least_bytes_per_device": math.ceil(spec.num_experts / len(devices)) * per_function,

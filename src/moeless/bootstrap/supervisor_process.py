@@ -19,16 +19,20 @@ from pathlib import Path
 from moeless.bootstrap.control import build_controller
 from moeless.config import PolicyConfig
 from moeless.core.clock import SystemClock
-from moeless.errors import FunctionError, MoelessError
+from moeless.errors import ConfigError, FunctionError, MoelessError
 from moeless.functions.load_intake import LoadConsumer
 from moeless.functions.messages import Message, receive, send
 from moeless.functions.platform import ModelPlacement
 from moeless.functions.supervisor.config import SupervisorConfig, WorkerConfig
 from moeless.functions.supervisor.supervisor import Supervisor
 from moeless.policies.keep_alive import KEEP_ALIVES
+from moeless.telemetry.fanout import FanoutSink
+from moeless.telemetry.log import FailureLog
 from moeless.telemetry.memory import MemorySink
 
 _STOP_TIMEOUT_S = 3.0
+_LONGEST_BASE = 70
+"""Bytes; the path of a Unix socket has at most 107."""
 
 
 class SupervisorProcess:
@@ -49,10 +53,7 @@ class SupervisorProcess:
         keep_alive_s: float,
         linger_s: float,
     ) -> None:
-        base = os.environ.get("XDG_RUNTIME_DIR")
-        usable = base is not None and os.access(base, os.W_OK) and len(base) < 60
-        # mkdtemp makes the directory readable by its owner only.
-        self._directory = Path(tempfile.mkdtemp(prefix="moeless-", dir=base if usable else None))
+        self._directory = _private_directory()
         self.socket_path = str(self._directory / "supervisor.sock")
         config = SupervisorConfig(
             socket_path=self.socket_path,
@@ -91,6 +92,21 @@ class SupervisorProcess:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
+def _private_directory() -> Path:
+    """A new directory that only its owner may enter, with a path that a socket can have.
+
+    Raises:
+        ConfigError: No folder for temporary files can be used.
+    """
+    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108
+        if base and len(os.fsencode(base)) <= _LONGEST_BASE and os.access(base, os.W_OK | os.X_OK):
+            return Path(tempfile.mkdtemp(prefix="moeless-", dir=base))  # mode 0700
+    raise ConfigError(
+        "no folder for the supervisor's socket: set XDG_RUNTIME_DIR to one that you can write to, "
+        f"with at most {_LONGEST_BASE} bytes in its path"
+    )
+
+
 def run(owner: socket.socket) -> None:
     """Be the supervisor.
 
@@ -115,7 +131,7 @@ def run(owner: socket.socket) -> None:
     config = SupervisorConfig(**fields, workers=workers)
     policy = PolicyConfig(**message["policy"])
     clock = SystemClock()
-    sink = MemorySink(limit=10_000)
+    sink = FanoutSink(MemorySink(limit=10_000), FailureLog(clock))
 
     def make_controller(model: ModelPlacement, request: Message) -> LoadConsumer:
         return build_controller(

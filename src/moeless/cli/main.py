@@ -61,9 +61,14 @@ class _LazyGroup(click.Group):
         return {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+)
 @click.version_option(__version__, prog_name="moeless")
-def moeless() -> None:
+@click.pass_context
+def moeless(context: click.Context) -> None:
     """Serverless expert serving for Mixture-of-Experts language models.
 
     \b
@@ -72,6 +77,8 @@ def moeless() -> None:
       moeless serve MODEL --devices cpu:2     OpenAI-compatible server on port 8000
       moeless inspect MODEL                   what a model's functions need
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def run(arguments: list[str]) -> int:

@@ -41,10 +41,11 @@ def serve(model: str, host: str, port: int, api_keys: tuple[str, ...], **options
     from moeless.server import ServerAddress, ServerSettings
 
     settings = ServerSettings(api_keys=api_keys)
+    from moeless.bootstrap.engine import served_model_id
     from moeless.server.launch import serve_model
 
     def announce(address: ServerAddress) -> None:
-        click.echo(f"moeless: serving {model} on {address.url} (Ctrl-C stops)")
+        click.echo(f"moeless: serving {served_model_id(engine)} on {address.url} (Ctrl-C stops)")
 
     serve_model(
         engine,

@@ -1,8 +1,7 @@
 """Ports: the only ways in which the packages of MoEless depend on each other's behaviour.
 
 Policies (predictors, planners, splitters, keep-alive rules) are chosen by name through
-``moeless.policies``; the control loop, the simulator and the function platform see these
-protocols only.
+``moeless.policies``; the control loop and the function platform see these protocols only.
 """
 
 from typing import Protocol
@@ -16,7 +15,7 @@ from moeless.core.plan import CountArray, LoadArray, Plan, PlanDiff, PlanRequest
 
 
 class Clock(Protocol):
-    """Monotonic time; the real one is ``SystemClock``, tests and the simulator bring theirs."""
+    """Monotonic time; the real one is ``SystemClock``, tests bring their own."""
 
     def now_s(self) -> float:
         """Seconds since an arbitrary start."""

@@ -205,6 +205,7 @@ class Platform:
             DevicePool(device=d, budget_bytes=b, order=self) for d, b in enumerate(budgets_bytes)
         ]
         self.hosts: dict[int, HostPort] = {}
+        self._returning: set[int] = set()
         self.models: dict[str, ModelPlacement] = {}
         self.meters: dict[str, ResidencyMeter] = {}
         self._keep_alive = keep_alive
@@ -266,6 +267,7 @@ class Platform:
     def device_up(self, device: int, host: HostPort) -> None:
         """A device's host is ready; what is planned for it is loaded."""
         self.hosts[device] = host
+        self._returning.discard(device)
         for model in self.models.values():
             model.board.device_generation_D[device] += 1
             model.board.device_up_D[device] = 1
@@ -276,9 +278,16 @@ class Platform:
                 )
         self.advance()
 
-    def device_down(self, device: int) -> None:
-        """A device's host is gone with all its instances; waiting tokens are served elsewhere."""
+    def device_down(self, device: int, *, returns: bool = False) -> None:
+        """A device's host is gone with all its instances; waiting tokens are served elsewhere.
+
+        Args:
+            device: Which one.
+            returns: A new host is on its way: what no other device can hold waits for it.
+        """
         self.hosts.pop(device, None)
+        if returns:
+            self._returning.add(device)
         for model in self.models.values():
             model.board.device_up_D[device] = 0
             model.board.warm_LED[:, :, device] = 0
@@ -482,6 +491,8 @@ class Platform:
                 pool = self._choose_pool(model, function, demand, free_D)
                 reasons = list(demand.failures.get(function, {}).values())
                 # Without room a device is waited for, but not in place of one that failed.
+                if pool is None and not reasons and self._returning:
+                    continue
                 if pool is None or (reasons and free_D[pool.device] <= 0):
                     reason = reasons[0] if reasons else "no device is up that could hold it"
                     where = f"layer {function.layer}, expert {function.expert}"

@@ -48,6 +48,7 @@ def serve_model(
             settings=settings,
             metrics_text=_metrics_of(running),
             experts_snapshot=lambda: running.experts.snapshot().to_dict(),
+            ready=running.experts.is_alive,
         )
         run_server(app, host, port, on_ready)
     finally:

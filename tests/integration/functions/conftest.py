@@ -99,11 +99,11 @@ def serve(runtime_dir):
     patch.setenv("XDG_RUNTIME_DIR", str(runtime_dir))
     patch.setenv("OMP_NUM_THREADS", "1")
 
-    def start(directory, *, policy="static", slots=None, **options):
+    def start(directory, *, policy="static", slots=None, devices="cpu:2", **options):
         def config(spec):
             memory = slots and slots * function_bytes(spec.expert, "cpu")
             return ExpertsConfig(
-                devices=parse_devices("cpu:2"),
+                devices=parse_devices(devices),
                 policy=PolicyConfig(policy=policy),
                 device_memory_bytes=memory,
                 **options,

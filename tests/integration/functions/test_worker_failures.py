@@ -5,8 +5,6 @@ import signal
 
 import pytest
 
-from moeless.errors import UnavailableError
-
 
 def interrupt(invoker, *, at, action):
     """Have something happen right after, or right before, work was handed out."""
@@ -81,11 +79,12 @@ def test_a_worker_that_hangs_is_replaced_after_its_deadline_and_changes_no_token
     served.close()
 
 
-def test_without_any_worker_the_error_is_clear_and_the_engine_recovers(
-    serve, reference, tokens_of, wait_until
+@pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
+def test_with_all_workers_killed_at_once_tokens_wait_for_their_successors(
+    devices, serve, reference, tokens_of, wait_until
 ):
     directory, expected = reference
-    served = serve(directory)
+    served = serve(directory, devices=devices)
 
     def kill_all(now):
         if now == "before":
@@ -93,8 +92,7 @@ def test_without_any_worker_the_error_is_clear_and_the_engine_recovers(
                 os.kill(pid, signal.SIGKILL)
 
     interrupt(served.runtime.invoker, at=9, action=kill_all)
-    with pytest.raises(UnavailableError, match=r"layer \d, expert \d: no device is up"):
-        tokens_of(served.model)
-    wait_until(lambda: served.client.board.device_up_D.all())
     assert tokens_of(served.model) == expected
+    wait_until(lambda: served.client.board.device_up_D.all())
+    assert all(count == 1 for count in served.client.report()["worker_restarts"])
     served.close()

@@ -125,6 +125,7 @@ class SupervisorClient:
                     error = self._demanded.pop(ticket)
                     break
                 self._receive_one(0.02)
+            time.sleep(0)  # let a report have its turn
             if time.monotonic() > deadline_s:
                 raise UnavailableError(f"an expert was not loaded within {timeout_s:g} s")
         if error is not None:

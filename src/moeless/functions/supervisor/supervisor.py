@@ -35,7 +35,7 @@ _TICK_S = 0.25
 _START_TRIES = 3
 """Workers that may fail in a row before an engine that waits for them is refused."""
 _STEADY_S = 30.0
-"""A worker that lived this long is no failure in a row: its successor starts without delay."""
+"""A worker that lived this long is no failure in a row: the shortest wait follows."""
 _MALFORMED = (KeyError, TypeError, ValueError, IndexError, OverflowError)
 """What a message raises whose fields are not what they should be."""
 
@@ -473,7 +473,7 @@ class Supervisor:
         self._selector.unregister(worker.connection)
         worker.kill()
         device = worker.device
-        self._platform.device_down(device)
+        self._platform.device_down(device, returns=True)
         self._replan_fixed()
         for joined in self._joined.values():
             if joined.model is None:

@@ -62,7 +62,8 @@ class Worker:
     def run(self) -> None:
         """Serve until the supervisor closes the connection."""
         threading.Thread(target=self._follow_orders, name="orders", daemon=True).start()
-        send(self._connection, {"op": "ready", "pid": os.getpid()})
+        with contextlib.suppress(OSError):  # the other thread notices that nobody is there
+            send(self._connection, {"op": "ready", "pid": os.getpid()})
         self._serve_invocations()
 
     # Invocations
