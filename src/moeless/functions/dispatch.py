@@ -6,7 +6,6 @@ exists. It must not know how instances are reached (``invokers``) or where the p
 Needs torch.
 """
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,16 +18,13 @@ from numpy.typing import NDArray
 from moeless.core.model import ModelSpec
 from moeless.core.plan import CountArray
 from moeless.core.ports import Splitter
-from moeless.errors import FunctionError, UnavailableError
+from moeless.errors import FunctionError
 from moeless.functions.client import PlatformClient
-from moeless.functions.host import FAILED, OK
+from moeless.functions.open_work import OpenWork
 from moeless.functions.token_path_stats import TokenPathStats
 
 _ANNOUNCE_FIRST_TOKENS = 256
 """Up to so many tokens looking ahead takes less time than it needs to be early (docs/log.md)."""
-
-_MOST_TRIES = 50
-"""Demands of one layer in one step; each ends with its experts warm, if only for a moment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +215,7 @@ class ExpertDispatcher:
             x_TH = x_TH[token_S] * weights_S[:, None].to(x_TH.dtype)
             token_S = torch.arange(len(order_S))
 
-        work = _Work(count_E, self._client.num_devices)
+        work = OpenWork(count_E, self._client.num_devices)
         y_SH: torch.Tensor | None = None
         done_ED: CountArray | None = None
         while work.is_open:
@@ -259,7 +255,7 @@ class ExpertDispatcher:
         return warm_ED
 
     def _demand_missing(
-        self, layer: int, work: "_Work", usable_ED: NDArray[np.bool_]
+        self, layer: int, work: OpenWork, usable_ED: NDArray[np.bool_]
     ) -> tuple[int | None, CountArray]:
         """Fall back on unplanned warm replicas, and demand experts that have none at all.
 
@@ -334,106 +330,3 @@ class ExpertDispatcher:
             y_SH, places, self._offsets_T, False, 0, False, weights, False
         )[0]
         return y_TH
-
-
-class _Work:
-    """The assignments of one layer that still have to be computed.
-
-    Assignments of one expert are contiguous once sorted; each open range of them is computed by
-    one replica or, after a split, by several.
-    """
-
-    def __init__(self, count_E: CountArray, num_devices: int) -> None:
-        self.open_E: CountArray = count_E
-        self.failed_ED: NDArray[np.bool_] = np.zeros((len(count_E), num_devices), dtype=np.bool_)
-        self.is_open = True
-        self._start_E = np.cumsum(count_E) - count_E
-        self._ranges: dict[int, list[tuple[int, int]]] | None = None
-        self._tries = 0
-
-    def count_try(self, layer: int) -> None:
-        """Bound the rounds: experts that vanish again and again are fought over."""
-        self._tries += 1
-        if self._tries > _MOST_TRIES:
-            raise UnavailableError(f"layer {layer}: experts do not stay warm long enough to run")
-
-    def segments(self, share_ED: CountArray) -> list[NDArray[np.int32]]:
-        """Turn shares into row ranges, per device."""
-        if self._ranges is not None:
-            return self._segments_of_rest(share_ED)
-        devices, experts = share_ED.T.nonzero()
-        rows = share_ED[experts, devices]
-        stop_ED = np.cumsum(share_ED, axis=1)
-        stop_ED += self._start_E[:, None]
-        segments_n3 = np.empty((len(experts), 3), dtype=np.int32)
-        segments_n3[:, 0] = experts
-        segments_n3[:, 2] = stop_ED[experts, devices]
-        segments_n3[:, 1] = segments_n3[:, 2] - rows
-        if share_ED.shape[1] == 1:
-            return [segments_n3]
-        bounds = np.searchsorted(devices, np.arange(share_ED.shape[1] + 1)).tolist()
-        return [segments_n3[a:b] for a, b in itertools.pairwise(bounds)]
-
-    def _segments_of_rest(self, share_ED: CountArray) -> list[NDArray[np.int32]]:
-        """The same after a round that left gaps: an expert's rest may be in several ranges.
-
-        A request has room for one segment per expert and device, so each replica takes part of
-        the expert's first open range in this round.
-        """
-        assert self._ranges is not None
-        rows: list[list[tuple[int, int, int]]] = [[] for _ in range(share_ED.shape[1])]
-        for expert, ranges in self._ranges.items():
-            if not ranges:
-                continue
-            start, stop = ranges[0]
-            for device in np.flatnonzero(share_ED[expert]).tolist():
-                last = min(stop, start + int(share_ED[expert, device]))
-                if last > start:
-                    rows[device].append((expert, start, last))
-                start = last
-        return [np.array(r, dtype=np.int32).reshape(-1, 3) for r in rows]
-
-    def close(
-        self,
-        segments: Sequence[NDArray[np.int32]],
-        status: Sequence[NDArray[np.uint8]],
-        *,
-        complete: bool,
-    ) -> None:
-        """Take what was computed out of what is open.
-
-        Args:
-            segments: What was handed out, per device.
-            status: What became of it.
-            complete: All that was open had been handed out.
-        """
-        if complete and self._ranges is None and not any(s.any() for s in status):
-            self.is_open = False
-            return
-        if self._ranges is None:
-            self._ranges = {
-                int(e): [(int(self._start_E[e]), int(self._start_E[e] + self.open_E[e]))]
-                for e in np.flatnonzero(self.open_E)
-            }
-            self.open_E = self.open_E.copy()
-        for device, (segments_n3, status_n) in enumerate(zip(segments, status, strict=True)):
-            for (expert, start, stop), state in zip(
-                segments_n3.tolist(), status_n.tolist(), strict=True
-            ):
-                if state == OK:
-                    self._ranges[expert] = _without(self._ranges[expert], start, stop)
-                    self.open_E[expert] -= stop - start
-                elif state == FAILED:
-                    self.failed_ED[expert, device] = True
-        self.is_open = bool(self.open_E.any())
-
-
-def _without(ranges: list[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:
-    """Cut [start, stop) out of sorted disjoint ranges."""
-    rest = []
-    for low, high in ranges:
-        if low < min(high, start):
-            rest.append((low, min(high, start)))
-        if max(low, stop) < high:
-            rest.append((max(low, stop), high))
-    return rest

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeless.functions.dispatch import _Work
 from moeless.functions.host import FAILED, NOT_WARM, OK
+from moeless.functions.open_work import OpenWork
 from moeless.policies.splitters.even import EvenSplitter
 
 
@@ -19,7 +19,7 @@ def test_rows_are_computed_once_in_the_end(data, num_devices, counts):
     count_E = np.array(counts, dtype=np.int64)
     before_E = count_E.copy()
     start_E = np.cumsum(count_E) - count_E
-    work = _Work(count_E, num_devices)
+    work = OpenWork(count_E, num_devices)
     done_S = np.zeros(count_E.sum(), dtype=int)
     rounds = 0
     while work.is_open:
