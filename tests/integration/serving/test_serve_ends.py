@@ -77,3 +77,17 @@ def test_a_killed_engine_takes_its_supervisor_and_workers_along(model_dir, start
     server.process.wait()
     assert psutil.wait_procs(server.family, timeout=20.0)[1] == []
     assert list(server.runtime_dir.iterdir()) == []
+
+
+def test_a_server_whose_supervisor_is_gone_says_so(model_dir, start_serving):
+    server = start_serving(model_dir)
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    supervisor = next(p for p in server.family if "supervisor_process" in " ".join(p.cmdline()))
+    supervisor.kill()
+    psutil.wait_procs(server.family, timeout=20.0)
+    assert httpx.get(f"{server.url}/health").status_code == 503
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=STREAM | {"stream": False})
+    assert answer.status_code == 503
+    assert set(answer.json()) == {"error"}
+    assert server.stop() == 0
+    assert server.left_behind() == []
