@@ -84,10 +84,10 @@ class ExpertsRuntime:
             plans=report["plans"],
             plans_early_share=stats.early_plans / max(stats.layer_steps, 1),
             replicas_warm_share=stats.warm_replicas / max(stats.planned_replicas, 1),
-            plan_wait_s=0.0,  # the token path has no way to wait for a plan
             plan_s=Timing(**report["plan_s"]),
             split_s=Timing.of(stats.split_s),
             layer_forward_s=Timing.of(stats.layer_s),
+            forecast_s=Timing.of(stats.forecast_s),
             prediction_accuracy_L=stats.accuracy_L,
             instances_D={k: tuple(v) for k, v in report["instances_D"].items()},
             resident_bytes_D=tuple(report["resident_bytes_D"]),

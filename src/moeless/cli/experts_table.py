@@ -33,6 +33,7 @@ def print_experts(console: Console, snapshot: dict[str, Any]) -> None:
         table.add_row(str(layer), *row)
     console.print(table)
     gb_s = snapshot["gb_s"]
+    ahead_us = snapshot["forecast_s"]["p50_s"] * 1e6
     console.print(
         "straggler = largest device load / mean; warm = invocations that found their expert "
         "warm; cold = experts loaded onto a device;\n"
@@ -45,9 +46,10 @@ def print_experts(console: Console, snapshot: dict[str, Any]) -> None:
         f"GB·s in all: billed {gb_s['billed']:.4g}, resident {gb_s['resident']:.4g}, reserved "
         f"{gb_s['reserved']:.4g}, paper {gb_s['paper']:.4g}\n"
         f"plans ready before the gate spoke {snapshot['plans_early_share']:.2%}, planned "
-        f"replicas warm by then {snapshot['replicas_warm_share']:.2%}, tokens waited for plans "
-        f"{snapshot['plan_wait_s']:g} s; warm starts {snapshot['warm_starts']}, cold starts "
-        f"{snapshot['cold_starts']}, of which a token waited for {snapshot['blocking_loads']}",
+        f"replicas warm by then {snapshot['replicas_warm_share']:.2%}; looking ahead took "
+        f"{ahead_us:.0f} µs a layer (median), nothing waits for a plan\n"
+        f"warm starts {snapshot['warm_starts']}, cold starts {snapshot['cold_starts']}, "
+        f"of which a token waited for {snapshot['blocking_loads']}",
         highlight=False,
     )
 

@@ -17,7 +17,6 @@ _FIELDS: tuple[tuple[str, str, str], ...] = (
     ("warm_LED", "u1", "LED"),
     ("planned_LED", "u1", "LED"),
     ("plan_step_L", "i8", "L"),
-    ("plan_time_ns_L", "i8", "L"),
     ("device_up_D", "i8", "D"),
     ("device_generation_D", "i8", "D"),
     # written by the engine
@@ -60,8 +59,6 @@ class Board:
     """1 where the plan in force has a replica."""
     plan_step_L: NDArray[np.int64]
     """Latest step that each layer's plan was made for."""
-    plan_time_ns_L: NDArray[np.int64]
-    """When that plan came into force, monotonic clock."""
     device_up_D: NDArray[np.int64]
     """1 while the device's worker lives."""
     device_generation_D: NDArray[np.int64]

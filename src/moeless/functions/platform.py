@@ -132,7 +132,6 @@ class ModelPlacement:
         warm_ED = board.warm_LED[layer] | self._platform.loading_ED(self, layer)
         diff = diff_plan(plan, previous_ED=board.planned_LED[layer], warm_ED=warm_ED)
         board.planned_LED[layer] = plan.replicas_ED
-        board.plan_time_ns_L[layer] = int(self._platform.clock.now_s() * 1e9)
         board.plan_step_L[layer] = plan.step
         for expert, device in diff.retire:
             self._platform.pools[device].unwant(self.function(layer, expert))

@@ -78,10 +78,10 @@ class RuntimeSnapshot:
         plans: Plans put in force.
         plans_early_share: Share of plans in force before their layer ran, 0 to 1.
         replicas_warm_share: Share of planned replicas warm when their layer ran, 0 to 1.
-        plan_wait_s: Seconds for which tokens waited for plans; 0 unless something is wrong.
         plan_s: Time of one planning decision.
         split_s: Time of one split, on the token path.
         layer_forward_s: Time of one MoE layer.
+        forecast_s: Time of one look-ahead; up to 256 tokens it is spent on the token path.
         prediction_accuracy_L: Mean load accuracy of the predictions for each layer, float64 [L],
             0 to 1; NaN for a layer without predictions.
         instances_D: State to instances in it on each device [D].
@@ -110,10 +110,10 @@ class RuntimeSnapshot:
     plans: int
     plans_early_share: float
     replicas_warm_share: float
-    plan_wait_s: float
     plan_s: Timing
     split_s: Timing
     layer_forward_s: Timing = field(default_factory=Timing)
+    forecast_s: Timing = field(default_factory=Timing)
     prediction_accuracy_L: NDArray[np.float64]
     instances_D: Mapping[str, tuple[int, ...]]
     resident_bytes_D: tuple[int, ...]

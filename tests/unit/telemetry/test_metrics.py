@@ -36,7 +36,6 @@ def snapshot():
         plans=24,
         plans_early_share=0.9,
         replicas_warm_share=1.0,
-        plan_wait_s=0.0,
         plan_s=Timing(count=24, total_s=0.3, p50_s=0.01, p99_s=0.02),
         split_s=Timing(),
         prediction_accuracy_L=accuracy,

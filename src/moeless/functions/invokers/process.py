@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from moeless.functions.channel import ChannelShape, await_answer, ring
 from moeless.functions.dispatch import Answer
-from moeless.functions.host import FAILED, NOT_WARM
+from moeless.functions.host import NOT_WARM
 from moeless.functions.payload import Payload
 from moeless.functions.supervisor.client import SupervisorClient
 
@@ -127,6 +127,3 @@ class ProcessInvoker:
 
     def close(self) -> None:
         """Nothing to give back; the client owns the channel."""
-
-
-__all__ = ["FAILED", "NOT_WARM", "ProcessInvoker"]
