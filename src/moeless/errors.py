@@ -6,6 +6,7 @@
     ├── ConfigError        a wrong option, device string, budget or combination of them
     ├── CheckpointError    a model directory, shard, key or quantisation that cannot be read
     ├── ModelError         a model that is not a Mixture of Experts, or of an unknown family
+    ├── TraceError         a routing trace, arrival trace or prompt file that cannot be used
     ├── PlanError          loads or capacities from which no plan can be made
     ├── FunctionError      the function platform: a load, an invocation, a worker
     │   ├── TransitionError     a step that the function state machine does not know
@@ -43,6 +44,12 @@ class CheckpointError(MoelessError):
 
 class ModelError(MoelessError):
     """A model that MoEless cannot serve: dense, or of an unknown family."""
+
+    exit_code = 2
+
+
+class TraceError(MoelessError):
+    """A routing trace, arrival trace or prompt file that cannot be used."""
 
     exit_code = 2
 

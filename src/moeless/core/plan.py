@@ -82,12 +82,15 @@ class Plan:
         layer: MoE layer.
         replicas_ED: 1 where a replica of expert e should be on device d, uint8 [E, D].
         load_E: The expected load it was made for [E]; also the priority of its loads.
+        release: Whether replicas that it no longer contains leave their devices as soon as their
+            expert is warm elsewhere, instead of staying until their keep-alive ends.
     """
 
     step: int
     layer: int
     replicas_ED: ReplicaArray
     load_E: LoadArray
+    release: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeless.core.events import Event
+from moeless.core.layer_cost import LayerCost
 from moeless.core.model import FunctionId
 from moeless.core.plan import CountArray, LoadArray, Plan, PlanDiff, PlanRequest, ReplicaArray
 
@@ -106,6 +107,23 @@ class Placement(Protocol):
         Args:
             plan: The plan.
             decision_s: How long the planner took, for the record.
+        """
+        ...
+
+
+class TimeModel(Protocol):
+    """How long one layer's experts take, for simulation and for policies that optimise time."""
+
+    @property
+    def cost(self) -> LayerCost:
+        """The linear model, exact or the closest one; what splitters and planners optimise."""
+        ...
+
+    def layer_s(self, tokens_ED: CountArray) -> float:
+        """Time of the layer in seconds, transfers included.
+
+        Args:
+            tokens_ED: Tokens of each replica, int64 [E, D].
         """
         ...
 
