@@ -5,5 +5,8 @@ from moeless.policies.registry import Registry
 
 SPLITTERS: Registry[Splitter] = Registry(
     "splitter",
-    {"even": "moeless.policies.splitters.even:EvenSplitter"},
+    {
+        "even": "moeless.policies.splitters.even:EvenSplitter",
+        "min_time": "moeless.policies.splitters.min_time:MinTimeSplitter",
+    },
 )

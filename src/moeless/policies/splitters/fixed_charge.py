@@ -1,0 +1,372 @@
+"""Divides tokens so that the slowest device finishes as early as possible on real hardware.
+
+A device reads the weights of every expert that it touches, whatever the token count:
+``time = touch x (experts touched) + token x (tokens)``. Splitting an expert therefore has a
+fixed price, and small batches are best not split at all. That makes it a fixed-charge problem,
+which is hard in general; here two very different starts, whole experts and the min-max flow of
+``token_flow``, are improved by a local search that relieves the slowest device, and the better
+end counts.
+
+Loops compiled by numba at import (and cached on disk); the only floating point is sums and
+comparisons of products, without reordering, so results are the same on every machine.
+"""
+
+import numpy as np
+from numba import njit
+
+from moeless.policies.splitters.token_flow import min_max_split
+
+_EPSILON = 1e-9
+"""Relative: smaller gains are rounding, and would let the search go round in circles."""
+
+
+@njit("float64(int64, int64, float64, float64)", cache=True, nogil=True, inline="always")
+def _time(touched, load, touch, token):  # type: ignore[no-untyped-def]
+    return touch * touched + token * load
+
+
+@njit(
+    "void(int64[::1], int64[::1], int32[:, ::1], int32[::1], int64[:, ::1], int64[::1],"
+    " int64[::1], float64, float64)",
+    cache=True,
+    nogil=True,
+)
+def _seat_whole_experts(  # type: ignore[no-untyped-def]  # numba compiles it
+    count_E, order_E, seat_ED, seats_E, tokens_ED, load_D, touched_D, touch, token
+):
+    """Give each expert to one device: those without a choice first, then the largest first."""
+    tokens_ED[:] = 0
+    load_D[:] = 0
+    touched_D[:] = 0
+    experts = len(count_E)
+    for e in range(experts):
+        if seats_E[e] == 1:
+            d = seat_ED[e, 0]
+            tokens_ED[e, d] = count_E[e]
+            load_D[d] += count_E[e]
+            touched_D[d] += 1
+    for i in range(experts):
+        e = order_E[i]
+        if seats_E[e] < 2:
+            continue
+        best = seat_ED[e, 0]
+        best_t = _time(touched_D[best], load_D[best], touch, token)
+        for j in range(1, seats_E[e]):
+            d = seat_ED[e, j]
+            t = _time(touched_D[d], load_D[d], touch, token)
+            if t < best_t or (t == best_t and d < best):
+                best, best_t = d, t
+        tokens_ED[e, best] = count_E[e]
+        load_D[best] += count_E[e]
+        touched_D[best] += 1
+
+
+@njit(
+    "void(int64, int64, int64, int64, int64[:, ::1], int64[::1], int64[::1])",
+    cache=True,
+    nogil=True,
+)
+def _move(expert, source, target, amount, tokens_ED, load_D, touched_D):  # type: ignore[no-untyped-def]
+    """Move tokens of one expert from one device to another."""
+    if tokens_ED[expert, target] == 0:
+        touched_D[target] += 1
+    tokens_ED[expert, source] -= amount
+    tokens_ED[expert, target] += amount
+    if tokens_ED[expert, source] == 0:
+        touched_D[source] -= 1
+    load_D[source] -= amount
+    load_D[target] += amount
+
+
+@njit(
+    "int64(float64, float64, int64, float64, float64, float64)",
+    cache=True,
+    nogil=True,
+)
+def _equalising(source_s, target_s, held, price, touch, token):  # type: ignore[no-untyped-def]
+    """How many of ``held`` tokens to move so that source and target end nearest to equal."""
+    amount = np.int64((source_s - target_s - price) / (2.0 * token))
+    amount = max(np.int64(1), min(amount, held))
+    if amount >= held:
+        return held
+    # Moving all of them also saves the source the touch.
+    part = max(source_s - token * amount, target_s + price + token * amount)
+    whole = max(source_s - touch - token * held, target_s + price + token * held)
+    return held if whole <= part else amount
+
+
+@njit(
+    "int64(int64, float64, int32[:, ::1], int32[::1], int32[:, ::1], int32[::1], int64[:, ::1],"
+    " int64[::1], int64[::1], float64, float64)",
+    cache=True,
+    nogil=True,
+)
+def _relieve_directly(  # type: ignore[no-untyped-def]  # numba compiles it
+    slowest,
+    limit,
+    seat_ED,
+    seats_E,
+    guest_DE,
+    guests_D,
+    tokens_ED,
+    load_D,
+    touched_D,
+    touch,
+    token,
+):
+    """Move tokens of the slowest device to one other device, the best such move. 1 if one helps."""
+    best = limit
+    best_e = best_d = best_n = np.int64(-1)
+    source_s = _time(touched_D[slowest], load_D[slowest], touch, token)
+    for i in range(guests_D[slowest]):
+        e = guest_DE[slowest, i]
+        held = tokens_ED[e, slowest]
+        if held == 0:
+            continue
+        for j in range(seats_E[e]):
+            d = seat_ED[e, j]
+            if d == slowest:
+                continue
+            price = 0.0 if tokens_ED[e, d] > 0 else touch
+            target_s = _time(touched_D[d], load_D[d], touch, token)
+            if target_s + price + token >= best:
+                continue
+            n = _equalising(source_s, target_s, held, price, touch, token)
+            saved = touch if n == held else 0.0
+            after = max(source_s - saved - token * n, target_s + price + token * n)
+            if after < best:
+                best, best_e, best_d, best_n = after, np.int64(e), np.int64(d), n
+    if best_e < 0:
+        return 0
+    _move(best_e, slowest, best_d, best_n, tokens_ED, load_D, touched_D)
+    return 1
+
+
+@njit(
+    "int64(int64, float64, int32[:, ::1], int32[::1], int32[:, ::1], int32[::1], int64[:, ::1],"
+    " int64[::1], int64[::1], float64, float64)",
+    cache=True,
+    nogil=True,
+)
+def _relieve_by_chain(  # type: ignore[no-untyped-def]  # numba compiles it
+    slowest,
+    limit,
+    seat_ED,
+    seats_E,
+    guest_DE,
+    guests_D,
+    tokens_ED,
+    load_D,
+    touched_D,
+    touch,
+    token,
+):
+    """Move tokens to a device that passes tokens on to a third, the best such chain. 1 if any."""
+    best = limit
+    e1 = d1 = n1 = e2 = d2 = n2 = np.int64(-1)
+    source_s = _time(touched_D[slowest], load_D[slowest], touch, token)
+    for i in range(guests_D[slowest]):
+        e = guest_DE[slowest, i]
+        held = tokens_ED[e, slowest]
+        if held == 0:
+            continue
+        for j in range(seats_E[e]):
+            v = seat_ED[e, j]
+            if v == slowest:
+                continue
+            price = 0.0 if tokens_ED[e, v] > 0 else touch
+            middle_s = _time(touched_D[v], load_D[v], touch, token)
+            for k in range(guests_D[v]):
+                f = guest_DE[v, k]
+                held_f = tokens_ED[f, v]
+                if held_f == 0 or f == e:
+                    continue
+                for m in range(seats_E[f]):
+                    w = seat_ED[f, m]
+                    if w == v or w == slowest:  # noqa: PLR1714 - numba has no such "in"
+                        continue
+                    price_f = 0.0 if tokens_ED[f, w] > 0 else touch
+                    target_s = _time(touched_D[w], load_D[w], touch, token)
+                    if target_s + price_f + token >= best:
+                        continue
+                    # Whole or equalising amounts at each of the two hops.
+                    level = (source_s + middle_s + target_s + price + price_f) / 3.0
+                    for choice in range(4):
+                        if choice & 1:
+                            n = held
+                        else:
+                            n = min(held, max(np.int64(1), np.int64((source_s - level) / token)))
+                        if choice & 2:
+                            p = held_f
+                        else:
+                            p = min(
+                                held_f,
+                                max(np.int64(1), np.int64((level - target_s - price_f) / token)),
+                            )
+                        saved = touch if n == held else 0.0
+                        saved_f = touch if p == held_f else 0.0
+                        after = max(
+                            source_s - saved - token * n,
+                            middle_s + price + token * n - saved_f - token * p,
+                            target_s + price_f + token * p,
+                        )
+                        if after < best:
+                            best = after
+                            e1, d1, n1 = np.int64(e), np.int64(v), n
+                            e2, d2, n2 = np.int64(f), np.int64(w), p
+    if e1 < 0:
+        return 0
+    _move(e1, slowest, d1, n1, tokens_ED, load_D, touched_D)
+    _move(e2, d1, d2, n2, tokens_ED, load_D, touched_D)
+    return 1
+
+
+@njit(
+    "float64(int32[:, ::1], int32[::1], int32[:, ::1], int32[::1], int64[:, ::1], int64[::1],"
+    " int64[::1], float64, float64, float64)",
+    cache=True,
+    nogil=True,
+)
+def _improve(  # type: ignore[no-untyped-def]  # numba compiles it
+    seat_ED, seats_E, guest_DE, guests_D, tokens_ED, load_D, touched_D, touch, token, good_enough
+):
+    """Relieve the slowest device until nothing helps; returns its time."""
+    devices = len(load_D)
+    for _ in range(4 * devices + 16):
+        slowest = 0
+        slowest_s = _time(touched_D[0], load_D[0], touch, token)
+        for d in range(1, devices):
+            t = _time(touched_D[d], load_D[d], touch, token)
+            if t > slowest_s:
+                slowest, slowest_s = d, t
+        if slowest_s <= good_enough:
+            return slowest_s
+        limit = slowest_s * (1.0 - _EPSILON)
+        if _relieve_directly(
+            slowest,
+            limit,
+            seat_ED,
+            seats_E,
+            guest_DE,
+            guests_D,
+            tokens_ED,
+            load_D,
+            touched_D,
+            touch,
+            token,
+        ):
+            continue
+        if not _relieve_by_chain(
+            slowest,
+            limit,
+            seat_ED,
+            seats_E,
+            guest_DE,
+            guests_D,
+            tokens_ED,
+            load_D,
+            touched_D,
+            touch,
+            token,
+        ):
+            return slowest_s
+    slowest_s = 0.0
+    for d in range(devices):
+        slowest_s = max(slowest_s, _time(touched_D[d], load_D[d], touch, token))
+    return slowest_s
+
+
+@njit(
+    "float64(int64[::1], int64[::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1],"
+    " int64[:, ::1], int64[::1], float64, float64)",
+    cache=True,
+    nogil=True,
+)
+def min_time_split(  # type: ignore[no-untyped-def]  # numba compiles it
+    count_E, order_E, seat_ED, seats_E, guest_DE, guests_D, tokens_ED, load_D, touch, token
+):
+    """Divide tokens over seats; arguments as in ``token_flow.min_max_split``.
+
+    Args:
+        touch: Price of touching an expert on a device, any unit.
+        token: Price of a token, same unit.
+
+    Returns:
+        Time of the slowest device, without its base.
+    """
+    experts, devices = tokens_ED.shape
+    active, total, largest = 0, np.int64(0), np.int64(0)
+    for e in range(experts):
+        if count_E[e] > 0:
+            active += 1
+            total += count_E[e]
+            largest = max(largest, count_E[e])
+    share = (total + devices - 1) // devices
+    seats = (active + devices - 1) // devices
+    bound = max(
+        (touch * active + token * total) / devices,
+        seats * (touch + token),
+        touch + token * share,
+    )
+    good_enough = bound * (1.0 + 1e-4)
+    touched_D = np.zeros(devices, np.int64)
+    _seat_whole_experts(
+        count_E, order_E, seat_ED, seats_E, tokens_ED, load_D, touched_D, touch, token
+    )
+    whole_s = _improve(
+        seat_ED,
+        seats_E,
+        guest_DE,
+        guests_D,
+        tokens_ED,
+        load_D,
+        touched_D,
+        touch,
+        token,
+        good_enough,
+    )
+    if whole_s <= good_enough:
+        return whole_s
+    trial_ED = np.empty_like(tokens_ED)
+    trial_D = np.empty_like(load_D)
+    best_s = whole_s
+    for start in range(2):
+        if start == 0:
+            # Whole experts again, now with the fewest on the fullest device: where touching is
+            # all that counts this is the optimum.
+            one_E = np.minimum(count_E, 1)
+            min_max_split(one_E, order_E, seat_ED, seats_E, guest_DE, guests_D, trial_ED, trial_D)
+            trial_D[:] = 0
+            for e in range(experts):
+                for j in range(seats_E[e]):
+                    d = seat_ED[e, j]
+                    trial_ED[e, d] *= count_E[e]
+                    trial_D[d] += trial_ED[e, d]
+        else:
+            min_max_split(
+                count_E, order_E, seat_ED, seats_E, guest_DE, guests_D, trial_ED, trial_D
+            )
+        touched_D[:] = 0
+        for e in range(experts):
+            for j in range(seats_E[e]):
+                if trial_ED[e, seat_ED[e, j]] > 0:
+                    touched_D[seat_ED[e, j]] += 1
+        trial_s = _improve(
+            seat_ED,
+            seats_E,
+            guest_DE,
+            guests_D,
+            trial_ED,
+            trial_D,
+            touched_D,
+            touch,
+            token,
+            good_enough,
+        )
+        if trial_s < best_s:
+            best_s = trial_s
+            tokens_ED[:] = trial_ED
+            load_D[:] = trial_D
+            if best_s <= good_enough:
+                break
+    return best_s
