@@ -1,63 +1,106 @@
-"""Builds the control loop of a model from names."""
+"""Builds the policies and the control loop of a served model from names."""
 
+from collections.abc import Sequence
+
+from moeless.bootstrap.policies import PolicyOptions, build_policy_set
 from moeless.config import PolicyConfig
 from moeless.control.controller import Controller, ControllerConfig
-from moeless.core.ports import Clock, EventSink, Planner, Predictor
+from moeless.core.clock import SystemClock
+from moeless.core.layer_cost import LayerCost
+from moeless.core.model import ExpertShape
+from moeless.core.policy_set import PolicySet
+from moeless.core.ports import Clock, EventSink
+from moeless.costs.gpu_cost import gpu_cost
+from moeless.costs.presets import device_preset
 from moeless.errors import ConfigError
 from moeless.functions.platform import ModelPlacement
-from moeless.policies.planners import PLANNERS
 from moeless.policies.predictors import PREDICTORS
 
-
-def build_planner(config: PolicyConfig) -> Planner:
-    """The planner that the configuration names.
-
-    Raises:
-        ConfigError: No planner has that name.
-    """
-    options: dict[str, object] = {}
-    if config.policy == "paper":
-        options = {"memory_factor": config.memory_factor, "cv_threshold": config.cv_threshold}
-    return PLANNERS.create(config.policy, **options)
+_NO_HISTORY = ("window",)
+"""Predictors that ``--predictor`` does not offer: policies that need them bring them along."""
+_ANY_COST = LayerCost(token_s=1.0)
+"""Where nothing is decided yet, only looked up."""
 
 
-def build_predictor(config: PolicyConfig) -> Predictor:
-    """The predictor from history; ``gate`` uses ``previous`` for the layers it cannot see.
+def check_policy_config(config: PolicyConfig) -> None:
+    """Refuse names and numbers that no policy can be built from.
 
     Raises:
-        ConfigError: No predictor has that name.
+        ConfigError: No planner or predictor has that name, or a number is out of range.
     """
-    if config.predictor == "gate":
-        return PREDICTORS.create("previous")
-    if config.predictor not in PREDICTORS.names():
-        known = ", ".join(("gate", *PREDICTORS.names()))
+    build_policies(config, cost=_ANY_COST, clock=SystemClock())
+
+
+def serving_cost(expert: ExpertShape, torch_devices: Sequence[str]) -> LayerCost:
+    """What serving policies take experts to cost in time: a preset's figures, not measurements.
+
+    Args:
+        expert: Shape of the served experts.
+        torch_devices: Where they run, as torch names devices [D].
+    """
+    preset = device_preset("h200" if torch_devices[0].startswith("cuda") else "cpu")
+    return gpu_cost(expert, preset, num_devices=len(torch_devices))[0]
+
+
+def build_policies(config: PolicyConfig, *, cost: LayerCost, clock: Clock) -> PolicySet:
+    """The policies that the configuration names; ``gate`` uses ``previous`` where it cannot see.
+
+    Args:
+        config: Names and numbers.
+        cost: What experts cost in time, for the parts that optimise it.
+        clock: The time.
+
+    Raises:
+        ConfigError: No planner or predictor has that name, or a number is out of range.
+    """
+    offered = [name for name in PREDICTORS.names() if name not in _NO_HISTORY]
+    if config.predictor != "gate" and config.predictor not in offered:
+        known = ", ".join(("gate", *offered))
         raise ConfigError(f"unknown predictor {config.predictor!r}; known are: {known}")
-    return PREDICTORS.create(config.predictor)
+    return build_policy_set(
+        config.policy,
+        cost=cost,
+        options=PolicyOptions(
+            memory_factor=config.memory_factor, cv_threshold=config.cv_threshold
+        ),
+        clock=clock,
+        history="previous" if config.predictor == "gate" else config.predictor,
+        # Even is also the default: it does not take away a policy's own.
+        splitter=None if config.splitter == "even" else config.splitter,
+    )
+
+
+def lookahead(config: PolicyConfig) -> int:
+    """D of the engine's forecasts; 0 where loads are not forecast, or nobody heeds forecasts.
+
+    Raises:
+        ConfigError: No planner or predictor has that name.
+    """
+    policies = build_policies(config, cost=_ANY_COST, clock=SystemClock())
+    heeded = policies.adaptive and policies.uses_forecasts and policies.replan_every_s is None
+    return config.distance if config.predictor == "gate" and heeded else 0
 
 
 def build_controller(
-    config: PolicyConfig, model: ModelPlacement, *, lookahead: int, clock: Clock, sink: EventSink
+    policies: PolicySet, model: ModelPlacement, *, lookahead: int, clock: Clock, sink: EventSink
 ) -> Controller:
     """The control loop of one model.
 
     Args:
-        config: Names and numbers of the policies.
+        policies: How loads become replicas.
         model: The model on its platform.
         lookahead: d of the engine's forecasts, 0 for none.
         clock: The time.
         sink: Receives events.
     """
-    planner = build_planner(config)
     return Controller(
         ControllerConfig(
             model=model.spec.model_id,
             num_layers=model.spec.num_layers,
             num_experts=model.spec.num_experts,
             lookahead=lookahead,
-            adaptive=getattr(planner, "adaptive", True),
         ),
-        predictor=build_predictor(config),
-        planner=planner,
+        policies=policies,
         placement=model,
         clock=clock,
         sink=sink,

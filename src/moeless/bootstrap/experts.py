@@ -7,11 +7,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from moeless.bootstrap.control import build_controller, build_planner, build_predictor
+from moeless.bootstrap.control import (
+    build_controller,
+    build_policies,
+    check_policy_config,
+    lookahead,
+    serving_cost,
+)
 from moeless.bootstrap.supervisor_process import SupervisorProcess
 from moeless.config import ExpertsConfig
 from moeless.core.clock import SystemClock
 from moeless.core.model import ModelSpec
+from moeless.core.policy_set import PolicySet
+from moeless.core.ports import Clock
 from moeless.engines.transformers.loader import LoadedModel, attach_runtime
 from moeless.errors import BudgetError, ConfigError
 from moeless.functions.billing import GB
@@ -29,7 +37,6 @@ from moeless.functions.supervisor.client import SupervisorClient
 from moeless.functions.supervisor.config import WorkerConfig
 from moeless.learned.gate_predictor import Gate, GatePredictor
 from moeless.policies.keep_alive import KEEP_ALIVES
-from moeless.policies.splitters import SPLITTERS
 from moeless.telemetry.fanout import FanoutSink
 from moeless.telemetry.log import FailureLog
 from moeless.telemetry.memory import MemorySink
@@ -140,8 +147,7 @@ def check_experts_config(config: ExpertsConfig) -> None:
     Raises:
         ConfigError: A policy or a device that does not exist, or too many devices.
     """
-    build_planner(config.policy)
-    build_predictor(config.policy)
+    check_policy_config(config.policy)
     if len(config.devices) > MAX_DEVICES:
         raise ConfigError(
             f"--devices names {len(config.devices)} devices; use at most {MAX_DEVICES}"
@@ -181,10 +187,9 @@ def device_budgets(spec: ModelSpec, config: ExpertsConfig) -> list[int]:
     return [config.device_memory_bytes] * num_devices
 
 
-def _lookahead(config: ExpertsConfig) -> int:
-    uses_gate = config.policy.predictor == "gate"
-    adaptive = getattr(build_planner(config.policy), "adaptive", True)
-    return config.policy.distance if uses_gate and adaptive else 0
+def _policies(spec: ModelSpec, config: ExpertsConfig, clock: Clock) -> PolicySet:
+    cost = serving_cost(spec.expert, [device.torch_name for device in config.devices])
+    return build_policies(config.policy, cost=cost, clock=clock)
 
 
 def _forecast(loaded: LoadedModel, distance: int) -> Forecast | None:
@@ -203,12 +208,12 @@ def _forecast(loaded: LoadedModel, distance: int) -> Forecast | None:
 def _dispatcher(
     loaded: LoadedModel, config: ExpertsConfig, client: PlatformClient, invoker: Invoker
 ) -> ExpertDispatcher:
-    distance = _lookahead(config)
+    distance = lookahead(config.policy)
     return ExpertDispatcher(
         loaded.spec,
         client=client,
         invoker=invoker,
-        splitter=SPLITTERS.create(config.policy.splitter),
+        splitter=_policies(loaded.spec, config, SystemClock()).splitter,
         forecast=_forecast(loaded, distance),
         lookahead=distance,
     )
@@ -226,7 +231,11 @@ def _start_inline(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRuntime:
 
     def make_controller(model: ModelPlacement) -> Any:
         return build_controller(
-            config.policy, model, lookahead=_lookahead(config), clock=clock, sink=sink
+            _policies(spec, config, clock),
+            model,
+            lookahead=lookahead(config.policy),
+            clock=clock,
+            sink=sink,
         )
 
     client = LocalClient(
@@ -277,7 +286,7 @@ def _start_processes(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRunti
             layout=loaded.layout,
             directory=loaded.directory,
             shape=shape,
-            lookahead=_lookahead(config),
+            lookahead=lookahead(config.policy),
         )
         invoker = ProcessInvoker(
             client,

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from moeless.bootstrap.control import build_controller
+from moeless.bootstrap.control import build_controller, build_policies, serving_cost
 from moeless.config import PolicyConfig
 from moeless.core.clock import SystemClock
 from moeless.errors import ConfigError, FunctionError, MoelessError
@@ -134,8 +134,13 @@ def run(owner: socket.socket) -> None:
     sink = FanoutSink(MemorySink(limit=10_000), FailureLog(clock))
 
     def make_controller(model: ModelPlacement, request: Message) -> LoadConsumer:
+        cost = serving_cost(model.spec.expert, [worker.torch_device for worker in workers])
         return build_controller(
-            policy, model, lookahead=int(request["lookahead"]), clock=clock, sink=sink
+            build_policies(policy, cost=cost, clock=clock),
+            model,
+            lookahead=int(request["lookahead"]),
+            clock=clock,
+            sink=sink,
         )
 
     try:

@@ -11,7 +11,8 @@ import numpy as np
 
 from moeless.core.events import PlanFailed, PlanMade
 from moeless.core.plan import LoadArray, Plan, PlanRequest
-from moeless.core.ports import Clock, EventSink, Placement, Planner, Predictor
+from moeless.core.policy_set import PolicySet
+from moeless.core.ports import Clock, EventSink, Placement
 from moeless.errors import PlanError
 
 
@@ -25,15 +26,14 @@ class ControllerConfig:
         num_experts: E.
         lookahead: d, the layers that a look-ahead predictor sees ahead; 0 when loads are
             predicted from history alone. The first d layers of an iteration have no look-ahead
-            and are planned from history.
-        adaptive: Whether plans follow loads; a fixed planner is asked once.
+            and are planned from history. Policies that do not use forecasts plan all layers from
+            history whatever this says.
     """
 
     model: str
     num_layers: int
     num_experts: int
     lookahead: int = 0
-    adaptive: bool = True
 
 
 class Controller:
@@ -41,8 +41,7 @@ class Controller:
 
     Args:
         config: Shape of the model and prediction distance.
-        predictor: Predicts from history.
-        planner: Decides replicas.
+        policies: Predict from history and decide replicas; say how often, and from what.
         placement: The function platform.
         clock: For the decision times in events.
         sink: Receives ``PlanMade`` and ``PlanFailed``.
@@ -52,23 +51,24 @@ class Controller:
         self,
         config: ControllerConfig,
         *,
-        predictor: Predictor,
-        planner: Planner,
+        policies: PolicySet,
         placement: Placement,
         clock: Clock,
         sink: EventSink,
     ) -> None:
         self._config = config
-        self._predictor = predictor
-        self._planner = planner
+        self._policies = policies
         self._placement = placement
         self._clock = clock
         self._sink = sink
+        self._heeds_forecasts = policies.uses_forecasts and policies.replan_every_s is None
+        self._lookahead = config.lookahead if self._heeds_forecasts else 0
+        self._planned_s_L = np.full(config.num_layers, -np.inf)
 
     @property
     def adaptive(self) -> bool:
         """Whether plans follow loads."""
-        return self._config.adaptive
+        return self._policies.adaptive
 
     def start(self) -> None:
         """Plan every layer before the first step, for uniform loads."""
@@ -77,7 +77,10 @@ class Controller:
             self._plan(step=0, layer=layer, load_E=uniform_E)
 
     def observe(self, *, step: int, layer: int, load_E: LoadArray) -> None:
-        """Take the load that came true, and plan the next step from history where needed.
+        """Take the load that came true, and plan the next step from history where it is due.
+
+        It is due for layers that no forecast is made for. Where plans have an interval, it must
+        have passed since the layer's last plan.
 
         Args:
             step: Iteration.
@@ -85,10 +88,10 @@ class Controller:
             load_E: Tokens per expert, float64 [E].
         """
         try:
-            self._predictor.observe(step=step, layer=layer, load_E=load_E)
-            if self._config.lookahead and layer >= self._config.lookahead:
+            self._policies.history.observe(step=step, layer=layer, load_E=load_E)
+            if (self._lookahead and layer >= self._lookahead) or not self._is_due(layer):
                 return
-            expected_E = self._predictor.predict(step=step + 1, layer=layer)
+            expected_E = self._policies.history.predict(step=step + 1, layer=layer)
         except Exception as error:  # noqa: BLE001 - a policy may be anybody's
             self._report_failure(error, step=step, layer=layer)
             return
@@ -98,15 +101,25 @@ class Controller:
     def forecast(self, *, step: int, layer: int, load_E: LoadArray) -> None:
         """Take what a look-ahead predictor expects of a layer in this step, and plan it.
 
+        Policies that plan from history alone do not heed it.
+
         Args:
             step: Iteration.
             layer: MoE layer the forecast is for.
             load_E: Expected tokens per expert, float64 [E].
         """
-        self._plan(step=step, layer=layer, load_E=load_E)
+        if self._heeds_forecasts:
+            self._plan(step=step, layer=layer, load_E=load_E)
+
+    def _is_due(self, layer: int) -> bool:
+        interval_s = self._policies.replan_every_s
+        if interval_s is None:
+            return True
+        return self._clock.now_s() - float(self._planned_s_L[layer]) >= interval_s
 
     def _plan(self, *, step: int, layer: int, load_E: LoadArray) -> None:
         began_s = self._clock.now_s()
+        self._planned_s_L[layer] = began_s
         request = PlanRequest(
             step=step,
             layer=layer,
@@ -116,7 +129,7 @@ class Controller:
             capacity_D=self._placement.capacity_D(layer),
         )
         try:
-            plan = self._planner.plan(request)
+            plan = self._policies.planner.plan(request)
             check_shape(plan, request)
         except Exception as error:  # noqa: BLE001 - a policy may be anybody's
             self._report_failure(error, step=step, layer=layer)

@@ -73,14 +73,23 @@ class ModelPlacement:
         spec: The model.
         function_bytes: Bytes that one instance holds on a device.
         board: Shared with the model's engine.
+        max_replicas: Replicas of a layer beyond which retired ones leave before their keep-alive
+            ends, the longest unused first; None for as many as the devices hold.
     """
 
     def __init__(
-        self, platform: "Platform", *, spec: ModelSpec, function_bytes: int, board: Board
+        self,
+        platform: "Platform",
+        *,
+        spec: ModelSpec,
+        function_bytes: int,
+        board: Board,
+        max_replicas: int | None = None,
     ) -> None:
         self.spec = spec
         self.function_bytes = function_bytes
-        self.board = board
+        self.max_replicas = max_replicas
+        self.attach(board)
         self._platform = platform
         self.started_s = platform.clock.now_s()
         self.earlier_busy_ns_L: CountArray = np.zeros(spec.num_layers, dtype=np.int64)
@@ -91,6 +100,21 @@ class ModelPlacement:
         self.plans = 0
         self.plan_s = SampleWindow()
         self.demands: dict[int, _Demand] = {}
+
+    def attach(self, board: Board) -> None:
+        """Take the board of a new engine, on which nothing is planned yet."""
+        self.board = board
+        self.releases_L = [False] * self.spec.num_layers
+        self.held_back: set[int] = set()
+        self.quota_D: tuple[bytes, CountArray] | None = None
+        self._settled: dict[int, tuple[bytes, bool, PlanDiff]] = {}
+
+    def unsettle(self, layer: int | None = None) -> None:
+        """What is planned for a layer (None: for all) may not be warm or under way any more."""
+        if layer is None:
+            self._settled.clear()
+        else:
+            self._settled.pop(layer, None)
 
     @property
     def num_devices(self) -> int:
@@ -129,10 +153,27 @@ class ModelPlacement:
         self.plans += 1
         self.plan_s.add(decision_s)
         board, layer = self.board, plan.layer
+        board.plan_step_L[layer] = plan.step
+        replicas = plan.replicas_ED.tobytes()
+        known = self._settled.get(layer)
+        if known is not None and known[0] == replicas and known[1] == plan.release:
+            diff = known[2]  # the same plan again, and all of it warm or under way
+        else:
+            diff = self._put_in_force(plan)
+            if not diff.start:
+                again = PlanDiff(layer=layer, kept=diff.kept)
+                self._settled[layer] = (replicas, plan.release, again)
+        if self.held_back:
+            self._platform.release_held_back(self)
+        return diff
+
+    def _put_in_force(self, plan: Plan) -> PlanDiff:
+        board, layer = self.board, plan.layer
+        self.unsettle(layer)
         warm_ED = board.warm_LED[layer] | self._platform.loading_ED(self, layer)
         diff = diff_plan(plan, previous_ED=board.planned_LED[layer], warm_ED=warm_ED)
         board.planned_LED[layer] = plan.replicas_ED
-        board.plan_step_L[layer] = plan.step
+        self.releases_L[layer] = plan.release
         for expert, device in diff.retire:
             self._platform.pools[device].unwant(self.function(layer, expert))
         for expert, device in diff.start:
@@ -142,9 +183,31 @@ class ModelPlacement:
                     num_bytes=self.function_bytes,
                     load_tokens=float(plan.load_E[expert]),
                 )
+        self._platform.release_surplus(self, layer)
         if diff.start:
             self._platform.advance()
         return diff
+
+    def surplus(self, layer: int) -> list[tuple[int, int]]:
+        """Warm replicas that need not wait for their keep-alive to end, as (expert, device).
+
+        They are no longer planned and their expert is warm in a planned place: all of those if
+        the plan in force says so, else as many as the layer has beyond ``max_replicas``.
+        """
+        if not self.releases_L[layer] and self.max_replicas is None:
+            return []
+        warm_ED, planned_ED = self.board.warm_LED[layer], self.board.planned_LED[layer]
+        retired_ED = warm_ED > planned_ED
+        if not retired_ED.any():
+            return []
+        served_E = np.bitwise_and(warm_ED, planned_ED).any(axis=1)
+        found = np.argwhere(retired_ED & served_E[:, None])
+        if not self.releases_L[layer]:
+            assert self.max_replicas is not None
+            excess = max(0, int(np.count_nonzero(warm_ED)) - self.max_replicas)
+            used_ns = self.board.used_ns_LED[layer][found[:, 0], found[:, 1]]
+            found = found[np.argsort(used_ns, kind="stable")[:excess]]
+        return [(expert, device) for expert, device in found.tolist()]
 
     def function(self, layer: int, expert: int) -> FunctionId:
         """The id of one of the model's functions."""
@@ -214,8 +277,21 @@ class Platform:
 
     # Models and devices
 
-    def add_model(self, spec: ModelSpec, *, function_bytes: int, board: Board) -> ModelPlacement:
+    def add_model(
+        self,
+        spec: ModelSpec,
+        *,
+        function_bytes: int,
+        board: Board,
+        max_replicas: int | None = None,
+    ) -> ModelPlacement:
         """Register a model; instances left by an earlier engine of the same model stay warm.
+
+        Args:
+            spec: The model.
+            function_bytes: Bytes that one instance holds on a device.
+            board: Shared with the model's engine.
+            max_replicas: See ``ModelPlacement``; an earlier engine's value stays.
 
         Raises:
             BudgetError: The devices cannot hold one layer's experts at once.
@@ -232,7 +308,13 @@ class Platform:
                 f"layer of {spec.model_id} has {spec.num_experts}: give each of the "
                 f"{len(self.pools)} devices at least {least:,} bytes"
             )
-        model = ModelPlacement(self, spec=spec, function_bytes=function_bytes, board=board)
+        model = ModelPlacement(
+            self,
+            spec=spec,
+            function_bytes=function_bytes,
+            board=board,
+            max_replicas=max_replicas,
+        )
         board.layer[0] = -1  # no layer has run
         board.device_up_D[:] = [d in self.hosts for d in range(len(self.pools))]
         self.models[spec.model_id] = model
@@ -247,6 +329,7 @@ class Platform:
         model.demands.clear()
         model.board.planned_LED[:] = 0
         model.board.layer[0] = -1  # no layer is being computed: none is protected
+        model.unsettle()
         for pool in self.pools:
             pool.unwant_model(model.spec.model_id)
 
@@ -260,7 +343,7 @@ class Platform:
         board.warm_LED[:] = model.board.warm_LED
         board.used_ns_LED[:] = model.board.used_ns_LED
         model.earlier_busy_ns_L += model.board.busy_ns_LD.sum(axis=1)
-        model.board = board
+        model.attach(board)
         return model
 
     def device_up(self, device: int, host: HostPort) -> None:
@@ -270,6 +353,7 @@ class Platform:
         for model in self.models.values():
             model.board.device_generation_D[device] += 1
             model.board.device_up_D[device] = 1
+            model.unsettle()
             for layer, expert in np.argwhere(model.board.planned_LED[:, :, device]):
                 self.pools[device].want(
                     model.function(int(layer), int(expert)),
@@ -290,6 +374,7 @@ class Platform:
         for model in self.models.values():
             model.board.device_up_D[device] = 0
             model.board.warm_LED[:, :, device] = 0
+            model.unsettle()
         for instance in self.pools[device].lost(now_s=self.clock.now_s()):
             self._account(instance, -1)
         self._load_began_s = {k: v for k, v in self._load_began_s.items() if k[1] != device}
@@ -343,6 +428,7 @@ class Platform:
                 blocking=instance.blocking,
             )
         )
+        self.release_surplus(model, function.layer)
         self.advance()
 
     def failed(self, device: int, function: FunctionId, *, reason: str) -> None:
@@ -352,6 +438,7 @@ class Platform:
         self._load_began_s.pop((function, device), None)
         model = self.models[function.model]
         model.failed_loads += 1
+        model.unsettle(function.layer)
         for demand in model.demands.values():
             if function in demand.missing:
                 demand.failures.setdefault(function, {})[device] = reason
@@ -390,16 +477,41 @@ class Platform:
     def tick(self) -> None:
         """Retire what has been idle for too long; call it now and then."""
         now_s = self.clock.now_s()
+        for model in self.models.values():
+            self.release_held_back(model)
         for pool in self.pools:
             self._note_use(pool)
-            draining = sum(i.state is State.DRAINING for i in pool.instances())
             expired = pool.expired(
                 lambda f, idle_s: self._keep_alive.keep_s(f, idle_s=idle_s), now_s=now_s
             )
-            for instance in expired[: max(0, _MAX_DRAINING - draining)]:
+            for instance in expired[: max(0, _MAX_DRAINING - pool.num_draining)]:
                 self._carry_out(
                     pool, pool.evict(instance.function, reason="keep-alive", now_s=now_s)
                 )
+
+    def release_surplus(self, model: ModelPlacement, layer: int) -> None:
+        """Evict a layer's surplus replicas; later if the layer is being computed now."""
+        surplus = model.surplus(layer)
+        if not surplus:
+            return
+        if layer == int(model.board.layer[0]):
+            model.held_back.add(layer)
+            return
+        now_s = self.clock.now_s()
+        for expert, device in surplus:
+            pool = self.pools[device]
+            if pool.num_draining >= _MAX_DRAINING:
+                model.held_back.add(layer)
+                continue
+            function = model.function(layer, expert)
+            self._carry_out(pool, pool.evict(function, reason="released", now_s=now_s))
+
+    def release_held_back(self, model: ModelPlacement) -> None:
+        """Evict what could not be released when it became surplus."""
+        for layer in sorted(model.held_back):
+            if layer != int(model.board.layer[0]):
+                model.held_back.discard(layer)
+                self.release_surplus(model, layer)
 
     def advance(self) -> None:
         """Issue all loads and evictions that the pools want and can afford now."""
@@ -456,7 +568,15 @@ class Platform:
 
     def layer_quota_D(self, model: ModelPlacement) -> CountArray:
         """Replicas of one layer that each device may hold, int64 [D]; see ``capacity_D``."""
-        slots_D = np.array([p.budget_bytes // model.function_bytes for p in self.pools])
+        up = model.board.device_up_D.tobytes()
+        if model.quota_D is None or model.quota_D[0] != up:
+            model.quota_D = (up, self._compute_layer_quota_D(model))
+        return model.quota_D[1].copy()
+
+    def _compute_layer_quota_D(self, model: ModelPlacement) -> CountArray:
+        slots_D: CountArray = np.array(
+            [p.budget_bytes // model.function_bytes for p in self.pools]
+        )
         slots_D[model.board.device_up_D == 0] = 0
         share_D = slots_D // model.spec.num_layers
         if share_D.sum() >= model.spec.num_experts:
@@ -564,6 +684,7 @@ class Platform:
             else:
                 layer, expert = order.function.layer, order.function.expert
                 model.board.warm_LED[layer, expert, pool.device] = 0
+                model.unsettle(layer)
                 host.evict(order.function, reason=order.reason)
 
     def _note_use(self, pool: DevicePool) -> None:

@@ -72,6 +72,13 @@ class DevicePool:
         self._instances: dict[FunctionId, Instance] = {}
         self._wanted: dict[FunctionId, _Wanted] = {}
         self._held_bytes = 0
+        self._num_loading = 0
+        self._num_draining = 0
+
+    @property
+    def num_draining(self) -> int:
+        """Instances whose eviction has not been confirmed."""
+        return self._num_draining
 
     @property
     def held_bytes(self) -> int:
@@ -164,7 +171,7 @@ class DevicePool:
 
         queue = sorted(self._wanted.items(), key=urgency)
         for function, wanted in queue:
-            if self._loads_in_flight() >= self._max_loads:
+            if self._num_loading >= self._max_loads:
                 break
             if function in self._instances:  # still draining
                 if wanted.blocking:
@@ -181,6 +188,7 @@ class DevicePool:
                 blocking=wanted.blocking,
             )
             instance.take(Step.LOAD, now_s=now_s)
+            self._num_loading += 1
             self._instances[function] = instance
             self._held_bytes += wanted.num_bytes
             del self._wanted[function]
@@ -193,12 +201,14 @@ class DevicePool:
         if instance is None or instance.state is not State.WARM:
             return []
         instance.take(Step.DRAIN, now_s=now_s)
+        self._num_draining += 1
         return [Evict(function=function, reason=reason)]
 
     def loaded(self, function: FunctionId, *, now_s: float) -> Instance:
         """A load has ended well."""
         instance = self._instances[function]
         instance.take(Step.LOADED, now_s=now_s)
+        self._num_loading -= 1
         return instance
 
     def failed(self, function: FunctionId, *, now_s: float) -> Instance:
@@ -238,14 +248,12 @@ class DevicePool:
             and (idle_s := now_s - instance.last_used_s) >= keep_s(instance.function, idle_s)
         ]
 
-    def _loads_in_flight(self) -> int:
-        return sum(i.state is State.LOADING for i in self._instances.values())
-
     def _make_room(
         self, function: FunctionId, short_bytes: int, wanted: _Wanted, *, now_s: float
     ) -> list[Load | Evict]:
-        draining = sum(i.num_bytes for i in self._instances.values() if i.state is State.DRAINING)
-        short_bytes -= draining
+        if self._num_draining:
+            draining = (i for i in self._instances.values() if i.state is State.DRAINING)
+            short_bytes -= sum(i.num_bytes for i in draining)
         victims: list[Instance] = []
         if short_bytes > 0:
             candidates = sorted(
@@ -267,6 +275,8 @@ class DevicePool:
 
     def _drop(self, function: FunctionId, step: Step, *, now_s: float) -> Instance:
         instance = self._instances[function]
+        self._num_loading -= instance.state is State.LOADING
+        self._num_draining -= instance.state is State.DRAINING
         instance.take(step, now_s=now_s)
         del self._instances[function]
         self._held_bytes -= instance.num_bytes

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from moeless.core.clock import ManualClock
 from moeless.core.model import ExpertShape, ModelSpec
-from moeless.core.plan import Plan
+from moeless.core.plan import Plan, diff_plan
 from moeless.functions.board import Board
 from moeless.functions.lifecycle import State
 from moeless.functions.platform import Platform
@@ -47,6 +47,11 @@ class Host:
         board = self.machine.board
         if reason == "room" and function.layer == board.layer[0]:
             assert board.warm_LED[function.layer, function.expert].any(), "it was the last copy"
+        if reason == "released":
+            assert function.layer != board.layer[0], "its layer is being computed"
+            planned_D = board.planned_LED[function.layer, function.expert]
+            assert not planned_D[self.device]
+            assert (planned_D & board.warm_LED[function.layer, function.expert]).any()
         self.orders.append(("evict", function, reason))
 
     @property
@@ -59,8 +64,14 @@ class Host:
 
 
 class PlatformMachine(RuleBasedStateMachine):
-    @initialize(extra=st.integers(0, 8), num_devices=st.integers(1, 3), data=st.data())
-    def begin(self, extra, num_devices, data):
+    @initialize(
+        extra=st.integers(0, 8),
+        num_devices=st.integers(1, 3),
+        max_replicas=st.none() | st.integers(EXPERTS, EXPERTS + 3),
+        data=st.data(),
+    )
+    def begin(self, extra, num_devices, max_replicas, data):
+        self.max_replicas = max_replicas
         slots = [0] * num_devices
         for _ in range(EXPERTS + extra):
             slots[data.draw(st.integers(0, num_devices - 1))] += 1
@@ -88,7 +99,9 @@ class PlatformMachine(RuleBasedStateMachine):
         self.board = Board.in_process(
             num_layers=LAYERS, num_experts=EXPERTS, num_devices=len(self.slots)
         )
-        self.model = self.platform.add_model(SPEC, function_bytes=BYTES, board=self.board)
+        self.model = self.platform.add_model(
+            SPEC, function_bytes=BYTES, board=self.board, max_replicas=self.max_replicas
+        )
         self.note()
 
     def come_up(self, device):
@@ -115,8 +128,8 @@ class PlatformMachine(RuleBasedStateMachine):
         self.given_up |= self.open.keys()
         self.board.layer[0] = layer
 
-    @rule(layer=layers, data=st.data())
-    def plan(self, layer, data):
+    @rule(layer=layers, release=st.booleans(), data=st.data())
+    def plan(self, layer, release, data):
         replicas_ED = np.zeros((EXPERTS, len(self.slots)), dtype=np.uint8)
         load_E = np.zeros(EXPERTS)
         for expert in range(EXPERTS):
@@ -124,12 +137,30 @@ class PlatformMachine(RuleBasedStateMachine):
             for device in data.draw(st.sets(st.integers(0, len(self.slots) - 1))):
                 if replicas_ED[:, device].sum() < self.slots[device]:
                     replicas_ED[expert, device] = 1
-        self.platform_apply(Plan(step=1, layer=layer, replicas_ED=replicas_ED, load_E=load_E))
+        self.last_plan = Plan(
+            step=1, layer=layer, replicas_ED=replicas_ED, load_E=load_E, release=release
+        )
+        self.platform_apply(self.last_plan)
+
+    @precondition(lambda self: hasattr(self, "last_plan"))
+    @rule()
+    def plan_the_same_again(self):
+        self.platform_apply(self.last_plan)
 
     def platform_apply(self, plan):
-        self.model.apply(plan, decision_s=0.0)
+        before = self.fresh_diff(plan)
+        assert self.model.apply(plan, decision_s=0.0) == before
         assert (self.board.planned_LED[plan.layer] == plan.replicas_ED).all()
         self.note()
+
+    def fresh_diff(self, plan):
+        """What the plan changes, worked out from the pools."""
+        have_ED = self.board.warm_LED[plan.layer].copy()
+        for pool in self.platform.pools:
+            for instance in pool.instances():
+                if instance.state is State.LOADING and instance.function.layer == plan.layer:
+                    have_ED[instance.function.expert, pool.device] = 1
+        return diff_plan(plan, previous_ED=self.board.planned_LED[plan.layer], warm_ED=have_ED)
 
     @rule(layer=layers, experts=expert_sets)
     def demand(self, layer, experts):
@@ -240,6 +271,12 @@ class PlatformMachine(RuleBasedStateMachine):
             states = {i.function: i.state for i in self.platform.pools[device].instances()}
             assert host.loading == {f for f, s in states.items() if s is State.LOADING}
             assert host.draining == {f for f, s in states.items() if s is State.DRAINING}
+
+    @invariant()
+    def surplus_stays_only_while_it_must(self):
+        for layer in range(LAYERS):
+            if layer not in self.model.held_back:
+                assert self.model.surplus(layer) == []
 
     @invariant()
     def quotas_are_within_what_is_up(self):

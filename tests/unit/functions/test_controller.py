@@ -7,8 +7,10 @@ from moeless.control.controller import Controller, ControllerConfig
 from moeless.core.clock import ManualClock
 from moeless.core.events import PlanFailed, PlanMade
 from moeless.core.plan import Plan, diff_plan
+from moeless.core.policy_set import PolicySet
 from moeless.errors import PlanError
 from moeless.policies.predictors.previous import PreviousPredictor
+from moeless.policies.splitters.even import EvenSplitter
 from moeless.telemetry.memory import MemorySink
 
 LAYERS, EXPERTS, DEVICES = 4, 3, 2
@@ -65,7 +67,7 @@ class Planner:
 
 
 class Parts:
-    def __init__(self, lookahead=0, predictor=None):
+    def __init__(self, lookahead=0, predictor=None, **policies):
         self.clock = ManualClock(100.0)
         self.placement = Placement()
         self.planner = Planner(self.clock)
@@ -74,8 +76,13 @@ class Parts:
             ControllerConfig(
                 model="m", num_layers=LAYERS, num_experts=EXPERTS, lookahead=lookahead
             ),
-            predictor=predictor or PreviousPredictor(),
-            planner=self.planner,
+            policies=PolicySet(
+                name="test",
+                planner=self.planner,
+                splitter=EvenSplitter(),
+                history=predictor or PreviousPredictor(),
+                **policies,
+            ),
             placement=self.placement,
             clock=self.clock,
             sink=self.sink,
@@ -197,3 +204,45 @@ def test_a_predictor_that_knows_nothing_yet_gives_no_plan():
     parts = Parts(predictor=Silent())
     parts.controller.observe(step=1, layer=0, load_E=load(1, 1, 1))
     assert parts.sink.events == ()
+
+
+def test_a_policy_that_does_not_use_forecasts_plans_every_layer_from_history():
+    parts = Parts(lookahead=1, uses_forecasts=False)
+    parts.controller.forecast(step=1, layer=2, load_E=load(9, 0, 0))
+    assert parts.planned() == []
+    parts.controller.observe(step=1, layer=2, load_E=load(1, 2, 3))
+    assert parts.planned() == [(2, 2)]
+
+
+def test_with_an_interval_each_layer_is_planned_from_history_once_per_interval():
+    parts = Parts(lookahead=1, replan_every_s=60.0)
+    parts.controller.start()
+    del parts.placement.applied[:]
+    for step in range(1, 5):
+        parts.clock.advance(25.0)
+        parts.controller.forecast(step=step, layer=3, load_E=load(9, 9, 9))
+        for layer in (0, 3):
+            parts.controller.observe(step=step, layer=layer, load_E=load(step, 0, 0))
+    # Loads of the third step are the first after the interval; the fourth is too early again.
+    assert [(s, at, e) for s, at, e, _ in parts.placement.applied] == [
+        (4, 0, [3, 0, 0]),
+        (4, 3, [3, 0, 0]),
+    ]
+
+
+def test_what_is_observed_between_plans_reaches_the_history():
+    class Sum:
+        total = 0.0
+
+        def observe(self, *, step, layer, load_E):
+            self.total = self.total + load_E
+
+        def predict(self, *, step, layer):
+            return self.total
+
+    parts = Parts(predictor=Sum(), replan_every_s=10.0)
+    parts.controller.start()
+    parts.controller.observe(step=1, layer=0, load_E=load(1, 0, 0))
+    parts.clock.advance(20.0)
+    parts.controller.observe(step=2, layer=0, load_E=load(0, 2, 0))
+    assert parts.placement.applied[-1][2] == [1, 2, 0]

@@ -8,11 +8,13 @@ from moeless.control.controller import Controller, ControllerConfig
 from moeless.core.clock import SystemClock
 from moeless.core.events import InstanceEvicted
 from moeless.core.model import ExpertShape, ModelSpec
+from moeless.core.policy_set import PolicySet
 from moeless.errors import BudgetError, CheckpointError, FunctionError, UnavailableError
 from moeless.functions.local import LocalClient
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
 from moeless.policies.planners.static import StaticPlanner
 from moeless.policies.predictors.previous import PreviousPredictor
+from moeless.policies.splitters.even import EvenSplitter
 from moeless.telemetry.memory import MemorySink
 
 SPEC = ModelSpec(
@@ -67,9 +69,14 @@ def start():
 
         def make_controller(model):
             return Controller(
-                ControllerConfig(model="m", num_layers=2, num_experts=4, adaptive=False),
-                predictor=PreviousPredictor(),
-                planner=planner or StaticPlanner(),
+                ControllerConfig(model="m", num_layers=2, num_experts=4),
+                policies=PolicySet(
+                    name="static",
+                    planner=planner or StaticPlanner(),
+                    splitter=EvenSplitter(),
+                    history=PreviousPredictor(),
+                    adaptive=False,
+                ),
                 placement=model,
                 clock=SystemClock(),
                 sink=sink,
