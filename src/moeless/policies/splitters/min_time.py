@@ -6,9 +6,9 @@ from numpy.typing import NDArray
 from moeless.core.layer_cost import LayerCost
 from moeless.core.plan import CountArray
 from moeless.errors import PlanError
-from moeless.policies.splitters.fixed_charge import min_time_split
-from moeless.policies.splitters.seats import Seats, fill_seats
-from moeless.policies.splitters.token_flow import min_max_split, order_by_count
+from moeless.policies.kernels.fixed_charge import min_time_split
+from moeless.policies.kernels.seats import Seats, fill_seats
+from moeless.policies.kernels.token_flow import min_max_split, order_by_count
 
 
 class MinTimeSplitter:

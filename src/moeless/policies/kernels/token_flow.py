@@ -15,7 +15,7 @@ from numba import njit
 
 
 @njit("void(int64[::1], int64[::1])", cache=True, nogil=True)
-def order_by_count(count_E, order_E):  # type: ignore[no-untyped-def]  # numba compiles it
+def order_by_count(count_E, order_E):
     """Sort ``order_E`` by falling count, ties by index; almost free when almost sorted."""
     for i in range(1, len(order_E)):
         e = order_E[i]
@@ -32,7 +32,7 @@ def order_by_count(count_E, order_E):  # type: ignore[no-untyped-def]  # numba c
 @njit(
     "void(int64, int64, int32[:, ::1], int64, int64[:, ::1], int64[::1])", cache=True, nogil=True
 )
-def _pour(expert, count, seat_ED, seats, tokens_ED, load_D):  # type: ignore[no-untyped-def]
+def _pour(expert, count, seat_ED, seats, tokens_ED, load_D):
     """Fill an expert's tokens into its seats from the emptiest up."""
     seat = seat_ED[expert]
     for i in range(1, seats):
@@ -65,9 +65,7 @@ def _pour(expert, count, seat_ED, seats, tokens_ED, load_D):  # type: ignore[no-
     cache=True,
     nogil=True,
 )
-def _level(  # type: ignore[no-untyped-def]  # numba compiles it
-    tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D
-):
+def _level(tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D):
     """Push tokens along augmenting paths until the fullest device cannot be relieved.
 
     Returns:
@@ -132,9 +130,7 @@ def _level(  # type: ignore[no-untyped-def]  # numba compiles it
     cache=True,
     nogil=True,
 )
-def min_max_split(  # type: ignore[no-untyped-def]  # numba compiles it
-    count_E, order_E, seat_ED, seats_E, guest_DE, guests_D, tokens_ED, load_D
-):
+def min_max_split(count_E, order_E, seat_ED, seats_E, guest_DE, guests_D, tokens_ED, load_D):
     """Divide tokens over seats.
 
     Args:

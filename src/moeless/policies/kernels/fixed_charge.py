@@ -14,14 +14,14 @@ comparisons of products, without reordering, so results are the same on every ma
 import numpy as np
 from numba import njit
 
-from moeless.policies.splitters.token_flow import min_max_split
+from moeless.policies.kernels.token_flow import min_max_split
 
 _EPSILON = 1e-9
 """Relative: smaller gains are rounding, and would let the search go round in circles."""
 
 
 @njit("float64(int64, int64, float64, float64)", cache=True, nogil=True, inline="always")
-def _time(touched, load, touch, token):  # type: ignore[no-untyped-def]
+def _time(touched, load, touch, token):
     return touch * touched + token * load
 
 
@@ -31,7 +31,7 @@ def _time(touched, load, touch, token):  # type: ignore[no-untyped-def]
     cache=True,
     nogil=True,
 )
-def _seat_whole_experts(  # type: ignore[no-untyped-def]  # numba compiles it
+def _seat_whole_experts(
     count_E, order_E, seat_ED, seats_E, tokens_ED, load_D, touched_D, touch, token
 ):
     """Give each expert to one device: those without a choice first, then the largest first."""
@@ -66,7 +66,7 @@ def _seat_whole_experts(  # type: ignore[no-untyped-def]  # numba compiles it
     cache=True,
     nogil=True,
 )
-def _move(expert, source, target, amount, tokens_ED, load_D, touched_D):  # type: ignore[no-untyped-def]
+def _move(expert, source, target, amount, tokens_ED, load_D, touched_D):
     """Move tokens of one expert from one device to another."""
     if tokens_ED[expert, target] == 0:
         touched_D[target] += 1
@@ -83,7 +83,7 @@ def _move(expert, source, target, amount, tokens_ED, load_D, touched_D):  # type
     cache=True,
     nogil=True,
 )
-def _equalising(source_s, target_s, held, price, touch, token):  # type: ignore[no-untyped-def]
+def _equalising(source_s, target_s, held, price, touch, token):
     """How many of ``held`` tokens to move so that source and target end nearest to equal."""
     amount = np.int64((source_s - target_s - price) / (2.0 * token))
     amount = max(np.int64(1), min(amount, held))
@@ -101,7 +101,7 @@ def _equalising(source_s, target_s, held, price, touch, token):  # type: ignore[
     cache=True,
     nogil=True,
 )
-def _relieve_directly(  # type: ignore[no-untyped-def]  # numba compiles it
+def _relieve_directly(
     slowest,
     limit,
     seat_ED,
@@ -114,7 +114,7 @@ def _relieve_directly(  # type: ignore[no-untyped-def]  # numba compiles it
     touch,
     token,
 ):
-    """Move tokens of the slowest device to one other device, the best such move. 1 if one helps."""
+    """Move tokens of the slowest device to another one, the best such move; 1 if any helps."""
     best = limit
     best_e = best_d = best_n = np.int64(-1)
     source_s = _time(touched_D[slowest], load_D[slowest], touch, token)
@@ -148,7 +148,7 @@ def _relieve_directly(  # type: ignore[no-untyped-def]  # numba compiles it
     cache=True,
     nogil=True,
 )
-def _relieve_by_chain(  # type: ignore[no-untyped-def]  # numba compiles it
+def _relieve_by_chain(
     slowest,
     limit,
     seat_ED,
@@ -161,7 +161,7 @@ def _relieve_by_chain(  # type: ignore[no-untyped-def]  # numba compiles it
     touch,
     token,
 ):
-    """Move tokens to a device that passes tokens on to a third, the best such chain. 1 if any."""
+    """Move tokens to a device that passes tokens on to a third; 1 if any such chain helps."""
     best = limit
     e1 = d1 = n1 = e2 = d2 = n2 = np.int64(-1)
     source_s = _time(touched_D[slowest], load_D[slowest], touch, token)
@@ -183,7 +183,9 @@ def _relieve_by_chain(  # type: ignore[no-untyped-def]  # numba compiles it
                     continue
                 for m in range(seats_E[f]):
                     w = seat_ED[f, m]
-                    if w == v or w == slowest:  # noqa: PLR1714 - numba has no such "in"
+                    if w == v:
+                        continue
+                    if w == slowest:
                         continue
                     price_f = 0.0 if tokens_ED[f, w] > 0 else touch
                     target_s = _time(touched_D[w], load_D[w], touch, token)
@@ -227,7 +229,7 @@ def _relieve_by_chain(  # type: ignore[no-untyped-def]  # numba compiles it
     cache=True,
     nogil=True,
 )
-def _improve(  # type: ignore[no-untyped-def]  # numba compiles it
+def _improve(
     seat_ED, seats_E, guest_DE, guests_D, tokens_ED, load_D, touched_D, touch, token, good_enough
 ):
     """Relieve the slowest device until nothing helps; returns its time."""
@@ -276,18 +278,45 @@ def _improve(  # type: ignore[no-untyped-def]  # numba compiles it
     return slowest_s
 
 
+@njit("float64(int64[::1], int64, float64, float64)", cache=True, nogil=True)
+def time_bound(count_E, devices, touch, token):
+    """A lower bound of the slowest device's time for any lossless split on equal devices.
+
+    The same as ``core.layer_cost.LayerCost.bound_s``, without base and transfers.
+    """
+    active, total = np.int64(0), np.int64(0)
+    for e in range(len(count_E)):
+        if count_E[e] > 0:
+            active += 1
+            total += count_E[e]
+    if total == 0:
+        return 0.0
+    share = (total + devices - 1) // devices
+    seats = (active + devices - 1) // devices
+    spread = (touch * active + token * total) / devices
+    return max(spread, seats * (touch + token), touch + token * share)
+
+
 @njit(
     "float64(int64[::1], int64[::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1],"
     " int64[:, ::1], int64[::1], float64, float64)",
     cache=True,
     nogil=True,
 )
-def min_time_split(  # type: ignore[no-untyped-def]  # numba compiles it
+def min_time_split(
     count_E, order_E, seat_ED, seats_E, guest_DE, guests_D, tokens_ED, load_D, touch, token
 ):
-    """Divide tokens over seats; arguments as in ``token_flow.min_max_split``.
+    """Divide tokens over seats.
 
     Args:
+        count_E: Tokens of each expert, int64 [E].
+        order_E: The experts from most to fewest tokens, int64 [E].
+        seat_ED: Devices of each expert's replicas (``seats.Seats``); reordered within rows.
+        seats_E: How many of each row count; 0 for experts without tokens.
+        guest_DE: Experts that each device may serve.
+        guests_D: How many of each row count.
+        tokens_ED: Result, tokens of each replica, int64 [E, D].
+        load_D: Result, tokens of each device, int64 [D].
         touch: Price of touching an expert on a device, any unit.
         token: Price of a token, same unit.
 
@@ -295,19 +324,7 @@ def min_time_split(  # type: ignore[no-untyped-def]  # numba compiles it
         Time of the slowest device, without its base.
     """
     experts, devices = tokens_ED.shape
-    active, total, largest = 0, np.int64(0), np.int64(0)
-    for e in range(experts):
-        if count_E[e] > 0:
-            active += 1
-            total += count_E[e]
-            largest = max(largest, count_E[e])
-    share = (total + devices - 1) // devices
-    seats = (active + devices - 1) // devices
-    bound = max(
-        (touch * active + token * total) / devices,
-        seats * (touch + token),
-        touch + token * share,
-    )
+    bound = time_bound(count_E, devices, touch, token)
     good_enough = bound * (1.0 + 1e-4)
     touched_D = np.zeros(devices, np.int64)
     _seat_whole_experts(

@@ -32,9 +32,7 @@ class Seats:
     cache=True,
     nogil=True,
 )
-def fill_seats(  # type: ignore[no-untyped-def]  # numba compiles it
-    count_E, replicas_ED, seat_ED, seats_E, guest_DE, guests_D
-):
+def fill_seats(count_E, replicas_ED, seat_ED, seats_E, guest_DE, guests_D):
     """List the seats of every expert that has tokens.
 
     Returns:

@@ -1,0 +1,67 @@
+"""The replica set to begin with, before anything is known about loads.
+
+Links between devices matter more than which experts they belong to: k replicas in all leave at
+least E + D - k groups of devices that cannot help each other, whatever the loads. So extra
+replicas are spread like a circulant graph: the r-th expert of every device is linked to the
+device r-th in a list of odd and even strides. This module must not know loads.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from moeless.core.plan import ReplicaArray
+
+
+def seat_homes(num_experts: int, capacity: Sequence[int]) -> list[int]:
+    """One device per expert: contiguous blocks, as even as the capacities allow.
+
+    Args:
+        num_experts: E.
+        capacity: Replicas that each device may hold [D]; the sum is at least E.
+
+    Returns:
+        Device of each expert [E], ascending.
+    """
+    size = [0] * len(capacity)
+    for _ in range(num_experts):
+        open_devices = [d for d, slots in enumerate(capacity) if size[d] < slots]
+        size[min(open_devices, key=lambda d: size[d])] += 1
+    return [device for device, experts in enumerate(size) for _ in range(experts)]
+
+
+def first_topology(num_experts: int, capacity: Sequence[int], max_replicas: int) -> ReplicaArray:
+    """Homes in contiguous blocks and circulant links.
+
+    Args:
+        num_experts: E.
+        capacity: Replicas that each device may hold [D]; the sum is at least E.
+        max_replicas: Replicas in all; at least E.
+
+    Returns:
+        uint8 [E, D], no expert twice on a device; fewer than ``max_replicas`` where there is no
+        room.
+    """
+    home = seat_homes(num_experts, capacity)
+    devices = [d for d, slots in enumerate(capacity) if slots > 0]
+    place = {device: i for i, device in enumerate(devices)}
+    replicas_ED = np.zeros((num_experts, len(capacity)), dtype=np.uint8)
+    free = list(capacity)
+    rank = []
+    for expert, device in enumerate(home):
+        replicas_ED[expert, device] = 1
+        free[device] -= 1
+        rank.append(expert - home.index(device))
+    strides = [*range(1, len(devices), 2), *range(2, len(devices), 2)]
+    left = max_replicas - num_experts
+    for turn in range(len(strides)):
+        for expert in sorted(range(num_experts), key=lambda e: (rank[e], e)):
+            if left <= 0:
+                return replicas_ED
+            stride = strides[(rank[expert] + turn) % len(strides)]
+            device = devices[(place[home[expert]] + stride) % len(devices)]
+            if free[device] > 0 and not replicas_ED[expert, device]:
+                replicas_ED[expert, device] = 1
+                free[device] -= 1
+                left -= 1
+    return replicas_ED
