@@ -2,6 +2,8 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+from moeless.core.clock import SystemClock
+from moeless.core.layer_cost import LayerCost
 from moeless.errors import ConfigError
 from moeless.policies import registry
 from moeless.policies.keep_alive import KEEP_ALIVES
@@ -18,16 +20,20 @@ def offer(monkeypatch, name, value):
 
 
 def test_every_built_in_policy_can_be_made_by_name():
-    options = {"fixed": {"seconds": 1.0}}
+    options = {
+        "fixed": {"seconds": 1.0},
+        "min_time": {"cost": LayerCost(token_s=1e-6)},
+        "window": {"clock": SystemClock()},
+    }
     for policies in (PREDICTORS, PLANNERS, SPLITTERS, KEEP_ALIVES):
         for name in policies.names():
             assert policies.create(name, **options.get(name, {})) is not None
 
 
 def test_the_built_in_names_are_pinned():
-    assert PREDICTORS.names() == ("ewma", "previous")
-    assert PLANNERS.names() == ("paper", "static")
-    assert SPLITTERS.names() == ("even",)
+    assert PREDICTORS.names() == ("ewma", "previous", "window")
+    assert PLANNERS.names() == ("eplb", "paper", "static", "swift")
+    assert SPLITTERS.names() == ("even", "min_time")
     assert KEEP_ALIVES.names() == ("fixed",)
 
 
@@ -36,7 +42,7 @@ def test_options_reach_the_constructor():
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ConfigError, match="unknown planner 'magic'; known are: paper, static"):
+    with pytest.raises(ConfigError, match="unknown planner 'magic'; known are: eplb, paper,"):
         PLANNERS.create("magic")
 
 
@@ -52,7 +58,7 @@ def test_a_missing_option_is_named():
 
 def test_a_third_party_adds_a_policy_through_an_entry_point(monkeypatch):
     offer(monkeypatch, "planner.mine", "moeless.policies.planners.static:StaticPlanner")
-    assert PLANNERS.names() == ("mine", "paper", "static")
+    assert PLANNERS.names() == ("eplb", "mine", "paper", "static", "swift")
     assert isinstance(PLANNERS.create("mine"), StaticPlanner)
 
 

@@ -6,7 +6,9 @@ from moeless.policies.registry import Registry
 PLANNERS: Registry[Planner] = Registry(
     "planner",
     {
+        "eplb": "moeless.policies.planners.eplb:EplbPlanner",
         "paper": "moeless.policies.planners.paper:PaperPlanner",
         "static": "moeless.policies.planners.static:StaticPlanner",
+        "swift": "moeless.policies.planners.swift:SwiftPlanner",
     },
 )

@@ -8,5 +8,6 @@ PREDICTORS: Registry[Predictor] = Registry(
     {
         "ewma": "moeless.policies.predictors.ewma:EwmaPredictor",
         "previous": "moeless.policies.predictors.previous:PreviousPredictor",
+        "window": "moeless.policies.predictors.window:WindowPredictor",
     },
 )
