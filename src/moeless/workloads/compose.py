@@ -15,6 +15,7 @@ from moeless.errors import ConfigError, TraceError
 from moeless.workloads.arrivals import Arrivals
 from moeless.workloads.decode_schedule import DecodeSchedule
 from moeless.workloads.routing_trace import RoutingTrace, TraceMeta
+from moeless.workloads.seeding import seeded_generator
 
 DECODE_STEP_S: Final = 0.05
 """Time per output token of the composed decode steps."""
@@ -48,7 +49,7 @@ def compose_prefill(trace: RoutingTrace, arrivals: Arrivals, *, seed: int) -> Ro
         TraceError: The trace is not one of requests, or a second has more than 2^31 tokens.
     """
     _require_requests(trace)
-    chosen_R = _draw_requests(trace, arrivals, np.random.Generator(np.random.PCG64(seed)))
+    chosen_R = _draw_requests(trace, arrivals, seeded_generator(seed))
     second_R = np.floor(arrivals.time_s_R).astype(np.int64)
     second_S, first_S = np.unique(second_R, return_index=True)
     bounds = [*first_S.tolist(), len(arrivals)]
@@ -122,7 +123,7 @@ def compose_decode(
         raise ConfigError(f"step_s is {step_s}; a decode step takes at least {_MIN_STEP_S} s")
     if max_steps < 1:
         raise ConfigError(f"max_steps is {max_steps}; use at least 1")
-    rng = np.random.Generator(np.random.PCG64(seed))
+    rng = seeded_generator(seed)
     chosen_R = _draw_requests(trace, arrivals, rng)
     schedule = DecodeSchedule(
         begin_R=np.ceil(arrivals.time_s_R / step_s).astype(np.int64),

@@ -11,6 +11,7 @@ MAX_ELEMENT_CHARS: Final = 32 * 2**20
 
 _CHUNK_CHARS: Final = 2**20
 _SPACE: Final = " \t\r\n"
+_CLOSERS: Final = '}]"'
 
 
 def read_elements(file: IO[str], name: str, *, may_be_cut: bool) -> Iterator[Any]:
@@ -36,7 +37,6 @@ def read_elements(file: IO[str], name: str, *, may_be_cut: bool) -> Iterator[Any
     while more:
         element, end = text.decode(name, count)
         if not end:
-            # A number or literal at the very end may be the beginning of a longer one.
             if may_be_cut:
                 return
             raise TraceError(
@@ -87,7 +87,8 @@ class _Window:
             except (ValueError, RecursionError):
                 pass
             else:
-                if end < len(self._text):
+                # A number at the end of the text may go on in the next chunk.
+                if end < len(self._text) or self._text[end - 1] in _CLOSERS:
                     self._at = end
                     return element, True
             pending = len(self._text) - self._at

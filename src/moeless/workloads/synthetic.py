@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from moeless.errors import ConfigError
 from moeless.workloads.load_sampling import apportion_around_hot, sample_loads
 from moeless.workloads.routing_trace import RoutingTrace, TraceMeta
+from moeless.workloads.seeding import seeded_generator
 from moeless.workloads.trace_meta import MAX_EXPERTS
 
 STEP_S: Final = 0.1
@@ -61,7 +62,7 @@ class TraceSize:
 
 def uniform(size: TraceSize, seed: int) -> RoutingTrace:
     """Every expert is as likely as any other; what is left is chance."""
-    rng = _generator(seed)
+    rng = seeded_generator(seed)
     even_LE = np.full((size.num_layers, size.num_experts), 1 / size.num_experts)
     return _sampled("uniform", size, seed, _same_tokens(size), lambda _: even_LE, rng)
 
@@ -74,7 +75,7 @@ def power_law(size: TraceSize, seed: int, *, exponent: float = 1.2) -> RoutingTr
         seed: Of the ranking and the sampling.
         exponent: 0 is uniform; 1.01 and 1.2 are the values published for kernel benchmarks.
     """
-    rng = _generator(seed)
+    rng = seeded_generator(seed)
     popularity_LE = _ranked_popularity(size, exponent, rng)
     return _sampled("power_law", size, seed, _same_tokens(size), lambda _: popularity_LE, rng)
 
@@ -96,7 +97,7 @@ def dirichlet_drift(
         )
     if not 0 <= drift <= 1:
         raise ConfigError(f"dirichlet_drift: drift is {drift}; use 0 to 1")
-    rng = _generator(seed)
+    rng = seeded_generator(seed)
     alpha_E = np.full(size.num_experts, concentration)
     state_LE = rng.dirichlet(alpha_E, size=size.num_layers)
 
@@ -120,7 +121,7 @@ def bursty(size: TraceSize, seed: int, *, burst: int = 16, start: float = 0.05) 
     """
     if not 1 <= burst <= 16 or not 0 <= start <= 1:
         raise ConfigError(f"bursty: burst is {burst}, start {start}; use 1 to 16, and 0 to 1")
-    rng = _generator(seed)
+    rng = seeded_generator(seed)
     bursting_N = np.zeros(size.steps, dtype=bool)
     for step, chance in enumerate(rng.random(size.steps)):
         was = bool(bursting_N[step - 1]) if step else False
@@ -134,7 +135,7 @@ def bursty(size: TraceSize, seed: int, *, burst: int = 16, start: float = 0.05) 
 
 def tiny_batches(size: TraceSize, seed: int) -> RoutingTrace:
     """Zero to four tokens a step (never more than ``tokens``): decoding for very few users."""
-    rng = _generator(seed)
+    rng = seeded_generator(seed)
     popularity_LE = _ranked_popularity(size, 1.2, rng)
     tokens_N = rng.integers(0, min(size.tokens, 4) + 1, size=size.steps)
     return _sampled("tiny_batches", size, seed, tokens_N, lambda _: popularity_LE, rng)
@@ -142,7 +143,7 @@ def tiny_batches(size: TraceSize, seed: int) -> RoutingTrace:
 
 def one_hot(size: TraceSize, seed: int) -> RoutingTrace:
     """Every token goes to one expert per layer, always the same; its other choices are even."""
-    hot_L = _generator(seed).integers(0, size.num_experts, size=size.num_layers)
+    hot_L = seeded_generator(seed).integers(0, size.num_experts, size=size.num_layers)
     hot_NL = np.broadcast_to(hot_L, (size.steps, size.num_layers))
     return _around_hot("one_hot", size, seed, hot_NL)
 
@@ -151,7 +152,7 @@ def alternating(size: TraceSize, seed: int) -> RoutingTrace:
     """As ``one_hot``, but the hot expert is another one at every step: history misleads."""
     shape = (size.steps, size.num_layers)
     # A jump of 1 to E - 1 never lands on the same expert; with one expert there is no other.
-    jump_NL = _generator(seed).integers(1, max(size.num_experts, 2), size=shape)
+    jump_NL = seeded_generator(seed).integers(1, max(size.num_experts, 2), size=shape)
     hot_NL = np.cumsum(jump_NL, axis=0) % size.num_experts
     return _around_hot("alternating", size, seed, hot_NL)
 
@@ -270,7 +271,3 @@ def _ranked_popularity(
 
 def _same_tokens(size: TraceSize) -> NDArray[np.int64]:
     return np.full(size.steps, size.tokens, dtype=np.int64)
-
-
-def _generator(seed: int) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(seed))

@@ -1,0 +1,6 @@
+"""Makes the unit tests' ``trace_makers`` importable."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "workloads"))
