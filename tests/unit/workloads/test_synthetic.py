@@ -60,6 +60,11 @@ def test_a_wrong_size_is_named(changes):
         make_synthetic("uniform", **{**SIZE, **changes}, seed=0)
 
 
+def test_a_negative_seed_is_refused():
+    with pytest.raises(ConfigError, match="the seed is -1; use 0 or more"):
+        make_synthetic("uniform", **SIZE, seed=-1)
+
+
 def test_one_hot_sends_every_token_to_one_expert():
     trace = make_synthetic("one_hot", **SIZE, seed=3)
     assert (trace.loads_NLE.max(axis=2) == 40).all()
