@@ -79,6 +79,9 @@ class Invoker(Protocol):
 Forecast = Callable[[int, torch.Tensor], CountArray | None]
 """From (layer, gate input [T, H]) to the expected tokens [E] of layer + d, None past the last."""
 
+ChoiceObserver = Callable[[int, NDArray[np.int64]], None]
+"""Told (layer, chosen experts [T, K]) when a layer's gate has spoken; must not keep the array."""
+
 
 class ExpertDispatcher:
     """Runs the routed experts of a model. Called by the engine, from one thread.
@@ -116,6 +119,7 @@ class ExpertDispatcher:
         self._piece_rows = invoker.max_rows // (spec.top_k if self._scores_input else 1) or 1
         self._last_layer = spec.num_layers
         self._step = 0
+        self._observer: ChoiceObserver | None = None
         self._unannounced: tuple[int, CountArray, torch.Tensor] | None = None
         self._counting_S: NDArray[np.int64] = np.arange(0)
         self._offsets_T = torch.arange(0)
@@ -149,6 +153,8 @@ class ExpertDispatcher:
             return torch.zeros_like(x_TH)
         began_s = time.perf_counter()
         ids_S = ids_TK.reshape(-1).cpu().numpy()
+        if self._observer is not None:
+            self._observer(layer, ids_S.reshape(len(x_TH), -1))
         count_E: CountArray = np.bincount(ids_S, minlength=self._spec.num_experts)
         self._board.layer[0] = layer
         usable_ED = self._look_at_plan(layer)
@@ -165,6 +171,10 @@ class ExpertDispatcher:
             warm_replicas=int(np.count_nonzero(self._board.warm_LED[layer])),
         )
         return y_TH
+
+    def observe_choices(self, observer: ChoiceObserver | None) -> None:
+        """Have somebody told of every layer's choices; None ends it."""
+        self._observer = observer
 
     def _look_at_plan(self, layer: int) -> NDArray[np.bool_]:
         """Planned replicas that are warm now that the gate has spoken [E, D].

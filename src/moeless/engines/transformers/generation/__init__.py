@@ -10,6 +10,8 @@ from moeless.engines.transformers.generation.observer import (
     GenerationObserver,
     Phase,
     StepMarker,
+    StepPart,
+    StepRecorder,
 )
 from moeless.engines.transformers.generation.options import EngineOptions
 
@@ -18,5 +20,7 @@ __all__ = [
     "GenerationObserver",
     "Phase",
     "StepMarker",
+    "StepPart",
+    "StepRecorder",
     "TransformersTextEngine",
 ]

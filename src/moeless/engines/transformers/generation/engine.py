@@ -23,7 +23,12 @@ from moeless.engines.transformers.generation.model_facts import (
     require_served_layers,
 )
 from moeless.engines.transformers.generation.model_runner import ModelRunner
-from moeless.engines.transformers.generation.observer import GenerationObserver, StepMarker, tell
+from moeless.engines.transformers.generation.observer import (
+    GenerationObserver,
+    StepMarker,
+    StepRecorder,
+    tell,
+)
 from moeless.engines.transformers.generation.options import EngineOptions
 from moeless.engines.transformers.generation.packed_prompts import can_pack
 from moeless.engines.transformers.generation.position_scaling import scale_by_position
@@ -83,6 +88,7 @@ class TransformersTextEngine:
         self._codec = TextCodec(tokenizer)
         self._eos_ids = self._codec.eos_ids | generation_eos_ids(model)
         self._observer = observer or GenerationObserver()
+        self._recorder: StepRecorder | None = None
         self._clock = clock
         model.eval()
         scale_by_position(model, self._max_model_len)
@@ -165,6 +171,10 @@ class TransformersTextEngine:
             reason=reason,
         )
 
+    def record_steps(self, recorder: StepRecorder | None) -> None:
+        """Have somebody told whose tokens each further step computes; None ends it."""
+        self._recorder = self._loop.recorder = recorder
+
     def close(self) -> None:
         """End all streams with ``cancelled`` and stop the thread. May be called again."""
         with self._changed:
@@ -186,7 +196,7 @@ class TransformersTextEngine:
 
     def _make_loop(self) -> StepLoop:
         options = self._options
-        return StepLoop(
+        loop = StepLoop(
             runner=self._runner,
             scheduler=Scheduler(
                 max_batch_size=options.max_batch_size,
@@ -201,6 +211,8 @@ class TransformersTextEngine:
             clock=self._clock,
             on_ended=self._forget,
         )
+        loop.recorder = self._recorder
+        return loop
 
     def _require_room(self, request_id: str) -> None:
         if self._closing:

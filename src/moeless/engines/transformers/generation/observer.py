@@ -1,9 +1,9 @@
 """What an observer of the engine may hear about. This module must not know any metric system."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from moeless.core.generation import FinishReason
 
@@ -17,6 +17,33 @@ class StepMarker(Protocol):
 
     def __call__(self, phase: Phase, tokens: int) -> AbstractContextManager[object]:
         """A context for one forward of ``tokens`` tokens."""
+        ...
+
+
+class StepPart(NamedTuple):
+    """The tokens of one request in a forward; all are computed, none is padding."""
+
+    request_id: str
+    phase: Phase
+    tokens: int
+
+
+class StepRecorder(Protocol):
+    """Hears whose tokens each forward computes. Called on the engine thread."""
+
+    def begin_step(self, parts: Sequence[StepPart], at_s: float) -> None:
+        """The next forward computes these tokens, in this order.
+
+        A step that began before and was not kept has failed: its tokens come again, or never.
+
+        Args:
+            parts: One per request.
+            at_s: When it begins, by the engine's clock.
+        """
+        ...
+
+    def keep_step(self) -> None:
+        """The step that began last is done, and what it computed is used."""
         ...
 
 

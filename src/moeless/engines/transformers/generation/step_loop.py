@@ -5,7 +5,7 @@ Runs on the engine thread only. This module must not know threads or how request
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -13,7 +13,13 @@ from moeless.core.generation import FinishReason, TokenEvent, TokenLogprob
 from moeless.engines.transformers.generation.batch_cache import BatchCache
 from moeless.engines.transformers.generation.health import HealthMonitor
 from moeless.engines.transformers.generation.model_runner import ModelRunner
-from moeless.engines.transformers.generation.observer import GenerationObserver, Phase, tell
+from moeless.engines.transformers.generation.observer import (
+    GenerationObserver,
+    Phase,
+    StepPart,
+    StepRecorder,
+    tell,
+)
 from moeless.engines.transformers.generation.sampler import Choice, find_best
 from moeless.engines.transformers.generation.scheduler import PrefillPiece, PrefillStep, Scheduler
 from moeless.engines.transformers.generation.sequence import Sequence
@@ -55,6 +61,8 @@ class StepLoop:
         observer: Told of steps and tokens.
         clock: Seconds, monotonic.
         on_ended: Called with each sequence whose last event was delivered here.
+
+    ``recorder``, which may be set between steps, is told whose tokens each forward computes.
     """
 
     def __init__(
@@ -70,6 +78,7 @@ class StepLoop:
         on_ended: Callable[[Sequence, FinishReason], None],
     ) -> None:
         self.scheduler = scheduler
+        self.recorder: StepRecorder | None = None
         self._runner = runner
         self._batch = batch
         self._codec = codec
@@ -130,6 +139,7 @@ class StepLoop:
         assert cache is not None
         try:
             prompt_ids = sequence.request.prompt_ids[piece.start : piece.stop]
+            self._step_begins("prefill", [(sequence, len(prompt_ids))], started_s)
             logits = self._runner.prefill(cache, prompt_ids)
             best = find_best(logits) if piece.is_last else []
         except Exception as error:
@@ -148,6 +158,8 @@ class StepLoop:
         started_s = self._clock()
         cache = BatchCache.for_prefill(step.tokens)
         prompts = [piece.sequence.request.prompt_ids for piece in step.pieces]
+        pieces = ((piece.sequence, piece.stop) for piece in step.pieces)
+        self._step_begins("prefill", pieces, started_s)
         try:
             logits = self._runner.prefill_packed(cache, prompts)
             best = find_best(logits)
@@ -193,15 +205,17 @@ class StepLoop:
         token_ids = [sequence.last_token_id for sequence in rows]
         started_s = self._clock()
         failures: dict[int, Exception] = {}
+        self._step_begins("decode", ((row, 1) for row in rows), started_s)
         try:
             logits = self._runner.decode(self._batch, token_ids)
             best = find_best(logits)
         except Exception:
             logger.exception("a batch of %d rows failed; trying each row alone", len(rows))
+            self._step_begins("decode", ((row, 1) for row in rows), started_s)
             logits, failures = self._runner.decode_alone(self._batch, token_ids)
             best = find_best(logits)
         if len(failures) < len(rows):
-            self._step_finished("decode", len(rows), started_s)
+            self._step_finished("decode", len(rows), started_s, whole=not failures)
         deliveries: list[tuple[Sequence, TokenEvent]] = []
         broken: set[int] = set()
         for row, sequence in enumerate(rows):
@@ -245,8 +259,19 @@ class StepLoop:
             top=tuple((token_id, name(token_id), value) for token_id, value in choice.top),
         )
 
-    def _step_finished(self, phase: Phase, tokens: int, started_s: float) -> None:
+    def _step_begins(
+        self, phase: Phase, tokens: Iterable[tuple[Sequence, int]], started_s: float
+    ) -> None:
+        if self.recorder is not None:
+            parts = [StepPart(row.request.request_id, phase, count) for row, count in tokens]
+            tell(self.recorder.begin_step, parts, started_s)
+
+    def _step_finished(
+        self, phase: Phase, tokens: int, started_s: float, *, whole: bool = True
+    ) -> None:
         self._health.record_success()
+        if self.recorder is not None and whole:
+            tell(self.recorder.keep_step)
         duration_s = self._clock() - started_s
         if phase == "decode":
             weight = _SMOOTHING if self._decode_s else 1.0
