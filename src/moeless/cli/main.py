@@ -16,6 +16,7 @@ _COMMANDS = {
     "serve": "moeless.cli.serve:serve",
     "generate": "moeless.cli.generate:generate",
     "inspect": "moeless.cli.inspect_model:inspect",
+    "record": "moeless.cli.record:record",
     "demo": "moeless.cli.demo:demo",
     "demo-model": "moeless.cli.demo_model:demo_model",
 }
