@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from moeless.bootstrap.policies import PolicyOptions, build_policy_set
 from moeless.config import PolicyConfig
 from moeless.control.controller import Controller, ControllerConfig
+from moeless.control.search import ThreadSearcher
 from moeless.core.clock import SystemClock
 from moeless.core.layer_cost import LayerCost
 from moeless.core.model import ExpertShape
@@ -104,4 +105,5 @@ def build_controller(
         placement=model,
         clock=clock,
         sink=sink,
+        searcher=ThreadSearcher(),
     )

@@ -22,7 +22,10 @@ EPLB_INTERVAL_S = 600.0
 SWIFT_INTERVAL_S = 60.0
 """Few moves at a time are affordable more often."""
 
-_SERVERFUL = frozenset({"static", "eplb", "swift"})
+ORACLE = "oracle"
+"""Not a planner: a bound that only a simulator can run."""
+
+_SERVERFUL = frozenset({"static", "eplb", "swift", ORACLE})
 _SLOTTED = frozenset({"eplb", "swift"})
 _SPLITTERS = {"moeless": "min_time"}
 
@@ -136,7 +139,8 @@ def _build_planner(name: str, *, cost: LayerCost, options: PolicyOptions) -> Pla
     elif name in _SLOTTED:
         numbers = {"memory_factor": options.fixed_memory_factor}
     elif name == "moeless":
-        numbers = {"cost": cost, "memory_factor": options.memory_factor}
+        factor = options.memory_factor
+        numbers = {"cost": cost, "memory_factor": None if isinstance(factor, str) else factor}
     return PLANNERS.create(name, **numbers)
 
 

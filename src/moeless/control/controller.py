@@ -5,10 +5,12 @@ planner for replicas and hands the plan to the function platform. It runs beside
 nothing in the engine waits for it. It must not know processes, sockets, engines or torch.
 """
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 
+from moeless.control.search import InlineSearcher, Searcher, as_searching
 from moeless.core.events import PlanFailed, PlanMade
 from moeless.core.plan import LoadArray, Plan, PlanRequest
 from moeless.core.policy_set import PolicySet
@@ -45,6 +47,7 @@ class Controller:
         placement: The function platform.
         clock: For the decision times in events.
         sink: Receives ``PlanMade`` and ``PlanFailed``.
+        searcher: Carries out the searches of planners that have any; None does at once.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Controller:
         placement: Placement,
         clock: Clock,
         sink: EventSink,
+        searcher: Searcher | None = None,
     ) -> None:
         self._config = config
         self._policies = policies
@@ -63,6 +67,10 @@ class Controller:
         self._sink = sink
         self._heeds_forecasts = policies.uses_forecasts and policies.replan_every_s is None
         self._lookahead = config.lookahead if self._heeds_forecasts else 0
+        self._searching_planner = as_searching(policies.planner)
+        self._searcher = searcher or InlineSearcher()
+        self._searching: set[int] = set()
+        self._failed_searches: deque[tuple[int, Exception]] = deque()
         self._planned_s_L = np.full(config.num_layers, -np.inf)
 
     @property
@@ -89,6 +97,9 @@ class Controller:
         """
         try:
             self._policies.history.observe(step=step, layer=layer, load_E=load_E)
+            if self._searching_planner is not None:
+                self._searching_planner.observe(step=step, layer=layer, load_E=load_E)
+                self._search_if_due(step, layer)
             if (self._lookahead and layer >= self._lookahead) or not self._is_due(layer):
                 return
             expected_E = self._policies.history.predict(step=step + 1, layer=layer)
@@ -110,6 +121,25 @@ class Controller:
         """
         if self._heeds_forecasts:
             self._plan(step=step, layer=layer, load_E=load_E)
+
+    def _search_if_due(self, step: int, layer: int) -> None:
+        planner = self._searching_planner
+        assert planner is not None
+        while self._failed_searches:
+            failed_layer, error = self._failed_searches.popleft()
+            self._report_failure(error, step=step, layer=failed_layer)
+        if layer in self._searching or not planner.search_due(layer):
+            return
+
+        def search() -> None:
+            try:
+                planner.search(layer)
+            except Exception as error:  # noqa: BLE001 - a policy may be anybody's
+                self._failed_searches.append((layer, error))
+            self._searching.discard(layer)
+
+        self._searching.add(layer)
+        self._searcher.submit(search)
 
     def _is_due(self, layer: int) -> bool:
         interval_s = self._policies.replan_every_s

@@ -48,11 +48,11 @@ class LoadIntake:
     def take(self) -> None:
         """Look at the board."""
         board = self._board
-        for layer in np.flatnonzero(board.forecast_step_L > self._forecast_L).tolist():
+        for layer in (board.forecast_step_L > self._forecast_L).nonzero()[0].tolist():
             step = int(board.forecast_step_L[layer])
             self._forecast_L[layer] = step
             self._consumer.forecast(step=step, layer=layer, load_E=board.forecast_LE[layer].copy())
-        for layer in np.flatnonzero(board.actual_step_L > self._actual_L).tolist():
+        for layer in (board.actual_step_L > self._actual_L).nonzero()[0].tolist():
             step = int(board.actual_step_L[layer])
             self._actual_L[layer] = step
             self._consumer.observe(step=step, layer=layer, load_E=board.actual_LE[layer].copy())

@@ -161,7 +161,7 @@ class DevicePool:
             Orders, to be carried out in this order.
         """
         orders: list[Load | Evict] = []
-        if not self._wanted:
+        if not self._wanted or self._num_loading >= self._max_loads:
             return orders
 
         def urgency(item: tuple[FunctionId, _Wanted]) -> tuple[bool, int, float, FunctionId]:

@@ -1,0 +1,72 @@
+"""Searches for better replica sets, beside the token path and beside planning.
+
+A planner may keep a set that only a longer search improves. The control loop tells it what came
+true, asks whether a search is due and has it carried out elsewhere; a later plan takes up what
+was found. A planner takes part by having the three methods of ``SearchingPlanner``.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from moeless.core.plan import LoadArray
+from moeless.core.ports import Planner
+
+
+class SearchingPlanner(Planner, Protocol):
+    """A planner that improves its sets between plans."""
+
+    def observe(self, *, step: int, layer: int, load_E: LoadArray) -> None:
+        """Take a load that came true, tokens [E]."""
+        ...
+
+    def search_due(self, layer: int) -> bool:
+        """Whether ``search`` should be called for a layer."""
+        ...
+
+    def search(self, layer: int) -> None:
+        """Look for a better set; may take long, and run in another thread than ``plan``."""
+        ...
+
+
+class Searcher(Protocol):
+    """Has searches carried out, one at a time, in the order in which they were submitted."""
+
+    def submit(self, search: Callable[[], None]) -> None:
+        """Have a search, which does not raise, carried out soon; must not block for long."""
+        ...
+
+
+class InlineSearcher:
+    """Searches at once, in the caller's thread."""
+
+    def submit(self, search: Callable[[], None]) -> None:
+        """Carry it out now."""
+        search()
+
+
+class ThreadSearcher:
+    """Searches in a thread of its own, started with the first one; it dies with the process."""
+
+    def __init__(self) -> None:
+        self._searches: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, search: Callable[[], None]) -> None:
+        """Queue it."""
+        self._searches.put(search)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="search", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._searches.get()()
+
+
+def as_searching(planner: Planner) -> SearchingPlanner | None:
+    """The planner, if it improves its sets between plans."""
+    names = ("observe", "search_due", "search")
+    takes_part = all(callable(getattr(planner, name, None)) for name in names)
+    return cast("SearchingPlanner", planner) if takes_part else None

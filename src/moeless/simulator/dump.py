@@ -1,0 +1,41 @@
+"""OUT.npz: what each policy's devices computed and held, so that anyone can recompute figures."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeless.errors import TraceError
+from moeless.simulator.recording import Recording
+
+
+def write_dump(recordings: Mapping[str, Recording], path: Path) -> None:
+    """Write ``P/device_tokens`` [S, L, D] and ``P/replicas`` [S, L, E, D] for each policy P.
+
+    Policies without recorded replicas (the oracle has none) are left out. Equal recordings give
+    equal bytes.
+
+    Args:
+        recordings: Policy to recording.
+        path: Where to; the file appears only when it is whole.
+
+    Raises:
+        TraceError: It cannot be written.
+    """
+    arrays: dict[str, Any] = {}
+    for name, recording in recordings.items():
+        if recording.replicas_SLED is not None:
+            arrays[f"{name}/device_tokens"] = recording.device_tokens_SLD
+            arrays[f"{name}/replicas"] = recording.replicas_SLED
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+        partial.replace(path)
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be written ({error.strerror or error})") from error
+    finally:
+        with suppress(OSError):
+            partial.unlink()

@@ -1,0 +1,103 @@
+"""What happened in a replay, layer-step by layer-step, in arrays."""
+
+import json
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeless.core.plan import CountArray, ReplicaArray
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(kw_only=True, eq=False)
+class Recording:
+    """One policy on one trace: S steps, L MoE layers, E logical experts, D devices.
+
+    Args:
+        device_tokens_SLD: Tokens that each device computed, int64 [S, L, D].
+        warm_SL: Warm replicas when the layer's gate spoke, int64 [S, L].
+        layer_s_SL: Time of the layer, waiting for loads included, in seconds [S, L].
+        busy_s_SL: Execution time of all devices together, in seconds [S, L].
+        cold_SL: Replicas loaded onto a device during the step, int64 [S, L].
+        blocking_SL: Those of them that a token waited for, int64 [S, L].
+        start_s_S: When each step started, in seconds from the trace's start [S].
+        resident_gb_s_S: Bytes on devices times time, from the start until each step's start, and
+            until the end of the last one, in GB·s [S + 1].
+        end_s: When the last step ended.
+        replicas_SLED: Warm copies when the layer's gate spoke, uint8 [S, L, E, D]; None unless
+            asked for.
+        plan_s: How long each plan after the warm-up really took to make, in seconds.
+        search_s: How long each search beside planning really took, in seconds.
+        split_s: How long each split after the warm-up really took.
+        failed_plans: Plans that could not be made after the first ones.
+        explanation: See ``explain``; None unless asked for.
+    """
+
+    device_tokens_SLD: CountArray
+    warm_SL: CountArray
+    layer_s_SL: FloatArray
+    busy_s_SL: FloatArray
+    cold_SL: CountArray
+    blocking_SL: CountArray
+    start_s_S: FloatArray
+    resident_gb_s_S: FloatArray
+    end_s: float = 0.0
+    replicas_SLED: ReplicaArray | None = None
+    plan_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    search_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    split_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    failed_plans: int = 0
+    explanation: dict[str, Any] | None = None
+
+    @classmethod
+    def empty(
+        cls, *, steps: int, layers: int, experts: int, devices: int, keep_replicas: bool
+    ) -> "Recording":
+        """Arrays to be filled."""
+        shape = (steps, layers)
+        return cls(
+            device_tokens_SLD=np.zeros((*shape, devices), dtype=np.int64),
+            warm_SL=np.zeros(shape, dtype=np.int64),
+            layer_s_SL=np.zeros(shape),
+            busy_s_SL=np.zeros(shape),
+            cold_SL=np.zeros(shape, dtype=np.int64),
+            blocking_SL=np.zeros(shape, dtype=np.int64),
+            start_s_S=np.zeros(steps),
+            resident_gb_s_S=np.zeros(steps + 1),
+            replicas_SLED=(
+                np.zeros((*shape, experts, devices), dtype=np.uint8) if keep_replicas else None
+            ),
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """S."""
+        return len(self.warm_SL)
+
+    def save(self, path: Path) -> None:
+        """Write everything into an ``.npz`` file, uncompressed."""
+        arrays = {item.name: getattr(self, item.name) for item in fields(self)}
+        if self.replicas_SLED is None:
+            del arrays["replicas_SLED"]
+        arrays["explanation"] = np.array(json.dumps(self.explanation))
+        with path.open("wb") as file:
+            np.savez(file, **arrays)
+
+    @classmethod
+    def load(cls, path: Path) -> "Recording":
+        """Read what ``save`` wrote."""
+        with np.load(path, allow_pickle=False) as archive:
+            arrays: dict[str, Any] = dict(archive)
+        arrays["end_s"] = float(arrays["end_s"])
+        arrays["failed_plans"] = int(arrays["failed_plans"])
+        arrays["explanation"] = json.loads(str(arrays["explanation"]))
+        return cls(**arrays)
+
+
+def num_warm_up_steps(num_steps: int) -> int:
+    """The first 10% of a trace's steps, rounded down; left out of every figure."""
+    return num_steps // 10

@@ -1,0 +1,291 @@
+"""Replays one policy: the control path of serving, wired to simulated time and devices."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from moeless.control.controller import Controller, ControllerConfig
+from moeless.core.events import Event, InstanceEvicted, InstanceLoaded, PlanFailed
+from moeless.core.model import ExpertShape, ModelSpec
+from moeless.core.policy_set import PolicySet
+from moeless.core.ports import KeepAlive
+from moeless.errors import FunctionError, PlanError
+from moeless.functions.board import Board
+from moeless.functions.load_intake import LoadIntake
+from moeless.functions.platform import Platform
+from moeless.simulator.decisions import DeferredIntake, DeferredPlacement, DeferredSearcher
+from moeless.simulator.event_loop import EventLoop, SimulatedClock
+from moeless.simulator.explain import Explainer
+from moeless.simulator.forecasts import LoadForecast
+from moeless.simulator.host import SimulatedHost
+from moeless.simulator.layer_timer import LayerTimer, TimeModel
+from moeless.simulator.recording import Recording, num_warm_up_steps
+from moeless.simulator.stopwatch import TimedPlanner, TimedSplitter
+from moeless.simulator.token_path import TokenPath
+from moeless.workloads.routing_trace import RoutingTrace
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig:
+    """The machine that a policy is replayed on.
+
+    Args:
+        num_devices: D.
+        device_bytes: Memory of each device.
+        expert: Shape of every expert.
+        load_s: Seconds that a device's link needs for one expert.
+        lookahead: d of the forecasts, 0 for none.
+        decision_s: Simulated seconds of one planning decision.
+        search_s: Simulated seconds of one search beside planning.
+        misc_s: Simulated seconds of everything but the experts, per layer.
+        tick_s: Seconds between looks at idle instances; None where they are kept for ever.
+        max_replicas: Replicas of a layer beyond which retired ones leave at once.
+        keep_replicas: Whether every layer-step's replicas are recorded one by one.
+        explain: Step and layer to explain, or None.
+    """
+
+    num_devices: int
+    device_bytes: int
+    expert: ExpertShape
+    load_s: float
+    lookahead: int = 0
+    decision_s: float = 100e-6
+    search_s: float = 5e-3
+    misc_s: float = 0.0
+    tick_s: float | None = None
+    max_replicas: int | None = None
+    keep_replicas: bool = False
+    explain: tuple[int, int] | None = None
+
+
+class _RecordingSink:
+    """Counts cold starts by step and layer, and remembers plans that failed."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self.step: int | None = None
+        self.explainer: Explainer | None = None
+        self.failure: str | None = None
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, PlanFailed):
+            self._recording.failed_plans += 1
+            self.failure = event.reason
+        elif isinstance(event, InstanceLoaded) and self.step is not None:
+            self._recording.cold_SL[self.step, event.layer] += 1
+            self._recording.blocking_SL[self.step, event.layer] += event.blocking
+        if self.explainer is not None and isinstance(event, InstanceLoaded | InstanceEvicted):
+            self.explainer.note(event)
+
+
+def replay_policy(
+    trace: RoutingTrace,
+    policies: PolicySet,
+    *,
+    clock: SimulatedClock,
+    time_model: TimeModel,
+    forecast: LoadForecast | None,
+    keep_alive: KeepAlive,
+    config: ReplayConfig,
+    on_step: Callable[[int], None] = lambda _: None,
+) -> Recording:
+    """Replay a trace of steps under a policy.
+
+    What the policy plans before the first step is loaded before the trace begins.
+
+    Args:
+        trace: Steps.
+        policies: The policy.
+        clock: Simulated time; the policy's parts may hold it, too.
+        time_model: How long layers take.
+        forecast: Look-ahead, or None.
+        keep_alive: How long idle instances stay.
+        config: The machine.
+        on_step: Called with each step's index before it starts.
+
+    Raises:
+        PlanError: The policy cannot plan at all.
+        BudgetError: The devices cannot hold one layer's experts.
+        FunctionError: Tokens waited for something that never came.
+    """
+    return _Replay(
+        trace,
+        policies,
+        clock=clock,
+        time_model=time_model,
+        forecast=forecast,
+        keep_alive=keep_alive,
+        config=config,
+        on_step=on_step,
+    ).run()
+
+
+class _Replay:
+    def __init__(
+        self,
+        trace: RoutingTrace,
+        policies: PolicySet,
+        *,
+        clock: SimulatedClock,
+        time_model: TimeModel,
+        forecast: LoadForecast | None,
+        keep_alive: KeepAlive,
+        config: ReplayConfig,
+        on_step: Callable[[int], None],
+    ) -> None:
+        self._trace = trace
+        self._config = config
+        self._tell_step = on_step
+        self._warm_up = num_warm_up_steps(len(trace))
+        self._planner = TimedPlanner(policies.planner)
+        self._splitter = TimedSplitter(policies.splitter)
+        policies = replace(policies, planner=self._planner, splitter=self._splitter)
+        spec = _spec_of(trace, config)
+        self._recording = Recording.empty(
+            steps=len(trace),
+            layers=spec.num_layers,
+            experts=spec.num_experts,
+            devices=config.num_devices,
+            keep_replicas=config.keep_replicas,
+        )
+        self._sink = _RecordingSink(self._recording)
+        self._loop = EventLoop(clock)
+        self._platform = Platform(
+            [config.device_bytes] * config.num_devices,
+            clock=clock,
+            keep_alive=keep_alive,
+            sink=self._sink,
+        )
+        board = Board.in_process(
+            num_layers=spec.num_layers,
+            num_experts=spec.num_experts,
+            num_devices=config.num_devices,
+        )
+        self._model = self._platform.add_model(
+            spec,
+            function_bytes=spec.expert.num_bytes,
+            board=board,
+            max_replicas=config.max_replicas,
+        )
+        placement = DeferredPlacement(self._model, loop=self._loop, decision_s=config.decision_s)
+        self._controller = Controller(
+            ControllerConfig(
+                model=spec.model_id,
+                num_layers=spec.num_layers,
+                num_experts=spec.num_experts,
+                lookahead=config.lookahead,
+            ),
+            policies=policies,
+            placement=placement,
+            clock=clock,
+            sink=self._sink,
+            searcher=DeferredSearcher(loop=self._loop, search_s=config.search_s),
+        )
+        self._meter = self._platform.meters[spec.model_id]
+        if config.explain is not None:
+            self._sink.explainer = Explainer(
+                step=config.explain[0],
+                layer=config.explain[1],
+                placement=placement,
+                planner=self._planner,
+                time_model=time_model,
+                load_s=config.load_s,
+                function_bytes=spec.expert.num_bytes,
+            )
+        heeded = policies.adaptive and policies.uses_forecasts and policies.replan_every_s is None
+        intake = LoadIntake(board, self._controller)
+        self._intake = (
+            DeferredIntake(intake, placement, loop=self._loop) if policies.adaptive else None
+        )
+        self._forecast = forecast if heeded else None
+        self._timer = LayerTimer(time_model)
+        self._token_path: TokenPath | None = None
+
+    def run(self) -> Recording:
+        """Load what is planned at first, then run the steps."""
+        for device in range(self._config.num_devices):
+            host = SimulatedHost(
+                device,
+                loop=self._loop,
+                platform=self._platform,
+                load_s=self._config.load_s,
+                on_change=self._on_change,
+            )
+            self._platform.device_up(device, host)
+        self._controller.start()
+        if self._recording.failed_plans:
+            raise PlanError(self._sink.failure or "no first plan")
+        self._loop.run()
+
+        self._token_path = token_path = self._begin_token_path()
+        token_path.resume()
+        self._tick(token_path)
+        self._loop.run()
+        if not token_path.finished:
+            raise FunctionError("the replay stalled: tokens wait for loads that never end")
+        recording = self._recording
+        recording.resident_gb_s_S[-1] = self._resident_gb_s()
+        recording.plan_s = np.array(self._planner.seconds)
+        recording.search_s = np.array(self._planner.search_seconds)
+        recording.split_s = np.array(self._splitter.seconds)
+        if self._sink.explainer is not None:
+            recording.explanation = self._sink.explainer.explanation
+        return recording
+
+    def _on_change(self) -> None:
+        if self._token_path is not None:
+            self._token_path.notice_change()
+
+    def _on_step(self, step: int) -> None:
+        self._sink.step = step
+        self._recording.resident_gb_s_S[step] = self._resident_gb_s()
+        if step == self._warm_up and step:
+            # Timings of the warm-up are left out, but for policies that plan no more after it.
+            if self._controller.adaptive:
+                del self._planner.seconds[:]
+            del self._planner.search_seconds[:]
+            del self._splitter.seconds[:]
+        self._tell_step(step)
+
+    def _resident_gb_s(self) -> float:
+        return float(self._meter.gb_s_L(now_s=self._loop.clock.time_s).sum())
+
+    def _begin_token_path(self) -> TokenPath:
+        return TokenPath(
+            trace=self._trace,
+            start_s=self._loop.clock.time_s,
+            loop=self._loop,
+            platform=self._platform,
+            model=self._model,
+            splitter=self._splitter,
+            timer=self._timer,
+            forecast=self._forecast,
+            lookahead=self._config.lookahead,
+            intake=self._intake,
+            misc_s=self._config.misc_s,
+            recording=self._recording,
+            explainer=self._sink.explainer,
+            on_step=self._on_step,
+        )
+
+    def _tick(self, token_path: TokenPath) -> None:
+        """Retire what has been idle for too long, now and then."""
+        if self._config.tick_s is None or (token_path.is_waiting and not self._loop.has_more()):
+            return
+        self._platform.tick()
+        next_s = self._loop.clock.time_s + self._config.tick_s
+        self._loop.at(next_s, partial(self._tick, token_path))
+
+
+def _spec_of(trace: RoutingTrace, config: ReplayConfig) -> ModelSpec:
+    meta = trace.meta
+    return ModelSpec(
+        model_id=meta.model,
+        family="routing trace",
+        layer_ids=meta.layer_ids,
+        num_experts=meta.num_experts,
+        top_k=meta.top_k,
+        expert=config.expert,
+    )
