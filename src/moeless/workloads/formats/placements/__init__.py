@@ -1,0 +1,1 @@
+"""Placements in the formats of this and other systems, one file per format."""

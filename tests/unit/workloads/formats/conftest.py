@@ -1,0 +1,6 @@
+"""Makes ``load_files`` importable."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
