@@ -17,6 +17,7 @@ _COMMANDS = {
     "generate": "moeless.cli.generate:generate",
     "inspect": "moeless.cli.inspect_model:inspect",
     "record": "moeless.cli.record:record",
+    "plan": "moeless.cli.plan:plan",
     "demo": "moeless.cli.demo:demo",
     "demo-model": "moeless.cli.demo_model:demo_model",
 }

@@ -1,0 +1,136 @@
+"""``moeless plan`` from the command line: figures, files, explanations, one-line errors."""
+
+import json
+
+import pytest
+
+from moeless.cli.main import run
+from moeless.policies.planners import PLANNERS
+
+LOADS = "800,0,0,0,0,0,0,0\n500,300,10,10,10,10,10,10\n420,390,180,120,90,60,50,40\n"
+
+
+@pytest.fixture
+def loads(tmp_path):
+    path = tmp_path / "loads.csv"
+    path.write_text(LOADS)
+    return path
+
+
+@pytest.fixture
+def plan(loads, capsys):
+    """Run the command; returns what it printed."""
+
+    def call(*arguments: object, code: int = 0, path=loads, policy="eplb"):
+        words = ["plan", str(path), "--policy", policy, *(str(a) for a in arguments)]
+        assert run(words) == code
+        out, err = capsys.readouterr()
+        if code:
+            assert out == ""
+            assert len(err.splitlines()) == 1
+            return err
+        return out
+
+    return call
+
+
+def test_the_table_shows_before_and_after(plan):
+    out = plan("--devices", 8, "--slots", 16)
+    line = next(line for line in out.splitlines() if " 860 " in line)
+    cells = [cell.strip() for cell in line.strip("│").split("│")]
+    assert cells[:5] == ["1", "860", "0.215", "0.717", "0.717"]
+    assert cells[5] == "6 2 1 1 1 1 1 1"
+
+
+def test_bytes_come_from_the_model_or_the_option(plan):
+    assert "12.33 GB" in plan("--slots", 16, "--model", "mixtral-8x7b", "--layers", 3)
+    assert "35.00 GB" in plan("--slots", 16, "--expert-bytes", "1GB")
+
+
+def test_json_has_the_placement_and_the_figures(plan):
+    data = json.loads(plan("--slots", 16, "--output", "json", "--explain", "--layer", 2))
+    assert data["format"] == "moeless-placement"
+    assert [layer["layer"] for layer in data["layers"]] == [0, 1, 2]
+    (layer,) = data["report"]["layers"]
+    assert layer["balance"]["even"] == pytest.approx(0.9, abs=0.001)
+    assert len(layer["experts"]) == 8
+    assert layer["experts"][0]["why"]
+
+
+@pytest.mark.parametrize("output", ["json", "sglang", "trtllm"])
+def test_what_is_written_can_be_given_as_the_placement_in_force(plan, tmp_path, output):
+    target = tmp_path / "placement"
+    plan("--slots", 16, "--output", output, "-o", target)
+    again = json.loads(plan("--slots", 16, "--current", target, "--output", "json"))
+    # Where a format needs all slots used, EPLB's duplicates were replaced; they are not again.
+    assert again["report"]["copies"] <= (0 if output == "json" else 2)
+    assert not list(tmp_path.glob(".*.part"))
+
+
+def test_the_explanation_names_the_layer_and_every_expert(plan):
+    out = plan("--slots", 16, "--explain", "--layer", 1)
+    assert "Layer 1, expert by expert" in out
+    assert "Layer 0, expert by expert" not in out
+    assert "off the hottest" in out
+
+
+def test_all_zero_loads_copy_nothing(plan, tmp_path):
+    path = tmp_path / "zero.csv"
+    path.write_text("0,0,0,0,0,0,0,0\n")
+    assert "0 replicas" in plan("--slots", 16, path=path)
+
+
+@pytest.mark.parametrize("policy", ["paper", "static", "swift"])
+def test_other_policies(plan, policy):
+    assert policy in plan("--slots", 16, policy=policy)
+
+
+def test_time_may_be_balanced_instead_of_tokens(plan):
+    out = plan("--slots", 16, "--model", "mixtral-8x7b", "--layers", 3, "--cost-model", "h200")
+    assert "the least possible layer time / the layer time" in out
+
+
+@pytest.mark.skipif("moeless" not in PLANNERS.names(), reason="needs the planner moeless")
+def test_the_default_policy_is_moeless(loads, capsys):
+    assert run(["plan", str(loads), "--slots", "16"]) == 0
+    assert capsys.readouterr().out.startswith("moeless on 8 devices")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--slots", 4], "each of 8 experts needs one"),
+        (["--slots", 12], "do not divide 12"),
+        (["--device-memory", "1GB"], "--expert-bytes or --model"),
+        (["--device-memory", "lots"], "not a size"),
+        (["--slots", 16, "--device-memory", "1GB"], "give one of them"),
+        (["--model", "gpt-2"], "known are"),
+        (["--model", "mixtral-8x7b"], "3 layers, mixtral-8x7b has 32"),
+        (["--cost-model", "h200"], "give --model"),
+        (["--experts", 4], "physical slots"),
+        (["--format", "yaml"], "unknown format 'yaml'"),
+        (["--current", "nowhere.json"], "no such file"),
+        (["--layer", 9], "--layer 9 is not in the loads"),
+        (["--output", "sglang", "--explain"], "--output table or json"),
+        (["--slots", 16, "-o", "no/such/dir/x"], "cannot be written"),
+        (["--devices", 0], "--devices"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(plan, arguments, said):
+    assert said in plan(*arguments, code=2)
+
+
+def test_bad_loads_are_one_line_and_exit_code_2(plan, tmp_path):
+    path = tmp_path / "bad.csv"
+    path.write_text("1,2\n3,nan\n")
+    assert "layer 1, expert 1: load nan" in plan(code=2, path=path)
+    assert "no such file" in plan(code=2, path=tmp_path / "none.csv")
+
+
+def test_a_pt_file_without_torch_names_the_extra(plan, tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "dump.pt"
+    torch.save({"logical_count": torch.ones(1, 2, 8, dtype=torch.int32)}, path)
+    assert "static" in plan("--slots", 16, path=path)
+    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    assert "pip install 'moeless[transformers]'" in plan(code=2, path=path)
