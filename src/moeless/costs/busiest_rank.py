@@ -2,9 +2,10 @@
 
 aiconfigurator's collector times a rank's kernel under power-law loads without recording the
 draws; drawing from the same distribution again gives the expected tokens and experts touched.
-Ours is written from its description: weights from a truncated power law are scaled to all
-assignments and rounded, no expert gets more tokens than the batch has, what is over goes to the
-ranks in turn and there to the least loaded experts, and the rank with the most tokens is timed.
+The rules are the collector's (NVIDIA, Apache-2.0), the code is ours: weights from a truncated
+power law are scaled to all assignments and rounded, no expert gets more tokens than the batch
+has, what is over goes to the ranks in turn and there to the least loaded experts, and the rank
+with the most tokens is timed.
 """
 
 import numpy as np
