@@ -18,6 +18,7 @@ _COMMANDS = {
     "inspect": "moeless.cli.inspect_model:inspect",
     "record": "moeless.cli.record:record",
     "plan": "moeless.cli.plan:plan",
+    "replay": "moeless.cli.replay:replay",
     "demo": "moeless.cli.demo:demo",
     "demo-model": "moeless.cli.demo_model:demo_model",
 }
@@ -33,6 +34,7 @@ _EXTRAS = {
     "openai": "demo",
     "gguf": "demo",
     "accelerate": "demo",
+    "matplotlib": "replay",
 }
 
 
@@ -78,6 +80,7 @@ def moeless(context: click.Context) -> None:
       moeless demo                            serve the demo model and talk to it
       moeless serve MODEL --devices cpu:2     OpenAI-compatible server on port 8000
       moeless inspect MODEL                   what a model's functions need
+      moeless replay --routing FILE.npz       compare balancing policies on a recorded trace
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

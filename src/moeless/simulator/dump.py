@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from moeless.errors import TraceError
+from moeless.errors import ConfigError
 from moeless.simulator.recording import Recording
 
 
@@ -22,7 +22,7 @@ def write_dump(recordings: Mapping[str, Recording], path: Path) -> None:
         path: Where to; the file appears only when it is whole.
 
     Raises:
-        TraceError: It cannot be written.
+        ConfigError: It cannot be written.
     """
     arrays: dict[str, Any] = {}
     for name, recording in recordings.items():
@@ -35,7 +35,7 @@ def write_dump(recordings: Mapping[str, Recording], path: Path) -> None:
             np.savez_compressed(file, allow_pickle=False, **arrays)
         partial.replace(path)
     except OSError as error:
-        raise TraceError(f"{path}: cannot be written ({error.strerror or error})") from error
+        raise ConfigError(f"{path}: cannot be written ({error.strerror or error})") from error
     finally:
         with suppress(OSError):
             partial.unlink()

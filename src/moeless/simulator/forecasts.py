@@ -94,6 +94,10 @@ def _recorded_distance(trace: RoutingTrace, distance: int | None) -> int:
             "predictor"
         )
     recorded = int(trace.meta.predictor["distance"])
+    if recorded == 0:
+        raise TraceError(
+            "the trace's predicted loads look back (distance 0); use --prediction previous or ewma"
+        )
     if distance is not None and distance != recorded:
         raise ConfigError(f"--distance is {distance}, but the trace was recorded at {recorded}")
     return recorded
