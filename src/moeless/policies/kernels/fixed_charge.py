@@ -16,6 +16,9 @@ from numba import njit
 
 from moeless.policies.kernels.token_flow import min_max_split
 
+_SMALL = 64
+"""Experts x devices up to which more starts are tried."""
+
 _EPSILON = 1e-9
 """Relative: smaller gains are rounding, and would let the search go round in circles."""
 
@@ -161,7 +164,7 @@ def _relieve_by_chain(
     touch,
     token,
 ):
-    """Move tokens to a device that passes tokens on to a third; 1 if any such chain helps."""
+    """Move tokens to a device that passes others on to a third, or back; 1 if any chain helps."""
     best = limit
     e1 = d1 = n1 = e2 = d2 = n2 = np.int64(-1)
     source_s = _time(touched_D[slowest], load_D[slowest], touch, token)
@@ -185,9 +188,21 @@ def _relieve_by_chain(
                     w = seat_ED[f, m]
                     if w == v:
                         continue
-                    if w == slowest:
-                        continue
                     price_f = 0.0 if tokens_ED[f, w] > 0 else touch
+                    if w == slowest:
+                        # An exchange: all of one comes back for some or all of the other.
+                        there_s = source_s + price_f + token * held_f
+                        here_s = middle_s - touch - token * held_f
+                        if here_s + price + token >= best:
+                            continue
+                        n = _equalising(there_s, here_s, held, price, touch, token)
+                        saved = touch if n == held else 0.0
+                        after = max(there_s - saved - token * n, here_s + price + token * n)
+                        if after < best:
+                            best = after
+                            e1, d1, n1 = np.int64(e), np.int64(v), n
+                            e2, d2, n2 = np.int64(f), np.int64(w), held_f
+                        continue
                     target_s = _time(touched_D[w], load_D[w], touch, token)
                     if target_s + price_f + token >= best:
                         continue
@@ -347,8 +362,29 @@ def min_time_split(
     trial_ED = np.empty_like(tokens_ED)
     trial_D = np.empty_like(load_D)
     best_s = whole_s
-    for start in range(2):
-        if start == 0:
+    turned_E = order_E.copy()
+    # Where the problem is small, further orders cost little and find what the first ones miss.
+    starts = 2
+    if experts * devices <= _SMALL:
+        starts += min(experts, 8)
+    if experts * devices <= _SMALL // 2:
+        starts += 3 * experts
+    for start in range(starts):
+        if start >= 2:
+            stride = 1 + (start - 2) // experts
+            for e in range(experts):
+                turned_E[e] = order_E[(e + start - 1) % experts]
+            if stride > 1:
+                # Every second, third, ... expert comes first.
+                n = 0
+                for first in range(stride):
+                    for e in range(first, experts, stride):
+                        turned_E[n] = order_E[(e + start - 1) % experts]
+                        n += 1
+            _seat_whole_experts(
+                count_E, turned_E, seat_ED, seats_E, trial_ED, trial_D, touched_D, touch, token
+            )
+        elif start == 0:
             # Whole experts again, now with the fewest on the fullest device: where touching is
             # all that counts this is the optimum.
             one_E = np.minimum(count_E, 1)

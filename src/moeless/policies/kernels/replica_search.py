@@ -202,70 +202,96 @@ def _survey(load_NE, weight_N, replicas_ED, touch, usage_ED, relief_ED):
 
 
 @njit(
-    "float64(int64[:, ::1], float64[::1], uint8[:, ::1], float64, int64[::1], int64, int64, int64,"
-    " int64[::1])",
+    "int64(uint8[:, ::1], float64[:, ::1], int64[::1])",
+    cache=True,
+    nogil=True,
+)
+def _least_used(replicas_ED, usage_ED, place_N):
+    """List the replicas, the least used first, as expert x D + device; returns how many."""
+    experts, devices = replicas_ED.shape
+    n = 0
+    for e in range(experts):
+        for d in range(devices):
+            if replicas_ED[e, d] != 0:
+                place_N[n] = e * devices + d
+                n += 1
+    flat = usage_ED.ravel()
+    place_N[:n] = place_N[:n][np.argsort(flat[place_N[:n]], kind="mergesort")]
+    return n
+
+
+@njit(
+    "float64(int64[:, ::1], float64[::1], uint8[:, ::1], float64, float64, int64[::1], int64,"
+    " int64, int64, int64, int64[:, ::1])",
     cache=True,
     nogil=True,
 )
 def best_change(
-    load_NE, weight_N, replicas_ED, touch, capacity_D, max_replicas, max_adds, max_drops, change
+    load_NE,
+    weight_N,
+    replicas_ED,
+    touch,
+    price,
+    capacity_D,
+    max_replicas,
+    max_adds,
+    max_drops,
+    max_exchanges,
+    change,
 ):
-    """Find the single change that lowers the penalty most.
+    """Find the change that lowers the penalty most, after the price of its loads.
+
+    A change adds a replica, moves one, or lets two experts exchange devices.
 
     Args:
         load_NE: Loads, int64 [N, E].
         weight_N: Their weights, float64 [N], summing to 1.
         replicas_ED: The set, uint8 [E, D]; unchanged on return.
         touch: Price of touching an expert on a device, in tokens.
+        price: Fall of the penalty that one load must at least bring.
         capacity_D: Replicas that each device may hold, int64 [D].
         max_replicas: Replicas in all; below it a replica is added and none dropped.
         max_adds: Links to try, the most promising first.
         max_drops: Replicas to try to drop for each, the least used first.
-        change: Result: (expert, device) to drop and (expert, device) to add, -1 for none.
+        max_exchanges: Links to try to make by an exchange, the most promising first.
+        change: Result, int64 [2, 4]: expert and device to drop, expert and device to add; -1 for
+            none. The second row is that of an exchange.
 
     Returns:
-        By how much the penalty falls; 0 where nothing helps.
+        By how much the penalty falls beyond the price; 0 where nothing pays.
     """
     experts, devices = replicas_ED.shape
     change[:] = -1
     base = set_penalty(load_NE, weight_N, replicas_ED, touch, TAIL_WEIGHT, np.inf)
-    if base <= 0.0:
+    if base <= price:
         return 0.0
     usage_ED = np.empty((experts, devices))
     relief_ED = np.empty((experts, devices))
     _survey(load_NE, weight_N, replicas_ED, touch, usage_ED, relief_ED)
     copies_E = np.zeros(experts, np.int64)
     held_D = np.zeros(devices, np.int64)
-    total = 0
     for e in range(experts):
         for d in range(devices):
             if replicas_ED[e, d] != 0:
                 copies_E[e] += 1
                 held_D[d] += 1
-                total += 1
-    drops = np.empty(total, np.int64)
-    keys = np.empty(total)
-    n = 0
-    for e in range(experts):
-        for d in range(devices):
-            if replicas_ED[e, d] != 0:
-                drops[n] = e * devices + d
-                keys[n] = usage_ED[e, d]
-                n += 1
-    drops = drops[np.argsort(keys, kind="mergesort")]
-    flat = (-relief_ED).ravel()
-    adds = np.argsort(flat, kind="mergesort")
-    best = base
+    drops = np.empty(experts * devices, np.int64)
+    total = _least_used(replicas_ED, usage_ED, drops)
+    adds = np.argsort((-relief_ED).ravel(), kind="mergesort")
+    best = base  # penalty and price of the best change so far
     for i in range(min(max_adds, len(adds))):
         e1, d1 = adds[i] // devices, adds[i] % devices
         if relief_ED[e1, d1] <= 0.0:
             break
         replicas_ED[e1, d1] = 1
         if total < max_replicas and held_D[d1] < capacity_D[d1]:
-            penalty = set_penalty(load_NE, weight_N, replicas_ED, touch, TAIL_WEIGHT, best)
-            if penalty < best:
-                best = penalty
-                change[0], change[1], change[2], change[3] = -1, -1, e1, d1
+            cost = price + set_penalty(
+                load_NE, weight_N, replicas_ED, touch, TAIL_WEIGHT, best - price
+            )
+            if cost < best:
+                best = cost
+                change[:] = -1
+                change[0, 2], change[0, 3] = e1, d1
         else:
             tried = 0
             for j in range(total):
@@ -275,14 +301,37 @@ def best_change(
                 if d0 != d1 and held_D[d1] >= capacity_D[d1]:
                     continue
                 replicas_ED[e0, d0] = 0
-                penalty = set_penalty(load_NE, weight_N, replicas_ED, touch, TAIL_WEIGHT, best)
+                cost = price + set_penalty(
+                    load_NE, weight_N, replicas_ED, touch, TAIL_WEIGHT, best - price
+                )
                 replicas_ED[e0, d0] = 1
-                if penalty < best:
-                    best = penalty
-                    change[0], change[1], change[2], change[3] = e0, d0, e1, d1
+                if cost < best:
+                    best = cost
+                    change[:] = -1
+                    change[0, 0], change[0, 1], change[0, 2], change[0, 3] = e0, d0, e1, d1
                 tried += 1
                 if tried >= max_drops:
                     break
+        # The expert comes from another of its devices, and one of this device goes there.
+        for d0 in range(devices):
+            if i >= max_exchanges or d0 == d1 or replicas_ED[e1, d0] == 0:
+                continue
+            for e0 in range(experts):
+                if e0 == e1 or replicas_ED[e0, d1] == 0 or replicas_ED[e0, d0] != 0:
+                    continue
+                replicas_ED[e1, d0] = 0
+                replicas_ED[e0, d1] = 0
+                replicas_ED[e0, d0] = 1
+                cost = 2.0 * price + set_penalty(
+                    load_NE, weight_N, replicas_ED, touch, TAIL_WEIGHT, best - 2.0 * price
+                )
+                replicas_ED[e1, d0] = 1
+                replicas_ED[e0, d1] = 1
+                replicas_ED[e0, d0] = 0
+                if cost < best:
+                    best = cost
+                    change[0, 0], change[0, 1], change[0, 2], change[0, 3] = e1, d0, e1, d1
+                    change[1, 0], change[1, 1], change[1, 2], change[1, 3] = e0, d1, e0, d0
         replicas_ED[e1, d1] = 0
     return base - best
 

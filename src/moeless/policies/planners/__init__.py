@@ -7,6 +7,7 @@ PLANNERS: Registry[Planner] = Registry(
     "planner",
     {
         "eplb": "moeless.policies.planners.eplb:EplbPlanner",
+        "moeless": "moeless.policies.planners.moeless:MoelessPlanner",
         "paper": "moeless.policies.planners.paper:PaperPlanner",
         "static": "moeless.policies.planners.static:StaticPlanner",
         "swift": "moeless.policies.planners.swift:SwiftPlanner",

@@ -290,29 +290,38 @@ class MoelessPlanner:
     ) -> list[Change]:
         """Change a set in place while a change gains more than its price."""
         weight_N = np.full(len(load_NE), 1.0 / len(load_NE))
-        change = np.empty(4, dtype=np.int64)
+        found = np.empty((2, 4), dtype=np.int64)
         changes: list[Change] = []
-        adds, drops = _breadth(replicas_ED)
         for _ in range(most):
             gain = best_change(
                 load_NE,
                 weight_N,
                 replicas_ED,
                 self._touch if touch is None else touch,
+                price,
                 capacity_D,
                 max_replicas,
-                adds,
-                drops,
-                change,
+                *_breadth(replicas_ED),
+                found,
             )
-            if gain < price or change[2] < 0:
+            if gain <= 0.0:
                 break
-            e0, d0, e1, d1 = change.tolist()
-            if e0 >= 0:
-                replicas_ED[e0, d0] = 0
-            replicas_ED[e1, d1] = 1
-            dropped = (e0, d0) if e0 >= 0 else None
-            changes.append(Change(step=0, dropped=dropped, added=(e1, d1), gain=gain, price=price))
+            rows = [row for row in found.tolist() if row[2] >= 0]
+            for e0, d0, _, _ in rows:
+                if e0 >= 0:
+                    replicas_ED[e0, d0] = 0
+            for e0, d0, e1, d1 in rows:
+                replicas_ED[e1, d1] = 1
+                dropped = (e0, d0) if e0 >= 0 else None
+                changes.append(
+                    Change(
+                        step=0,
+                        dropped=dropped,
+                        added=(e1, d1),
+                        gain=gain / len(rows) + price,
+                        price=price,
+                    )
+                )
         return changes
 
     def _trade(
@@ -389,6 +398,6 @@ def _as_counts(load_E: LoadArray) -> tuple[CountArray, float]:
     return counts, scale
 
 
-def _breadth(replicas_ED: NDArray[np.uint8]) -> tuple[int, int]:
-    """Links and drops to try: all that matter in small sets, the most promising in large ones."""
-    return (24, 10) if replicas_ED.size <= 1024 else (12, 6)
+def _breadth(replicas_ED: NDArray[np.uint8]) -> tuple[int, int, int]:
+    """Links, drops and exchanges to try: the most promising, fewer of them in large sets."""
+    return (24, 10, 6) if replicas_ED.size <= 1024 else (12, 6, 3)
