@@ -83,7 +83,7 @@ def _detect_archive(path: Path) -> str:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
+    except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError) as error:
         raise TraceError(f"{path}: damaged archive ({error}); copy it again") from error
     if any(name.rpartition("/")[2] == _TORCH_MEMBER for name in names):
         return "sglang"

@@ -177,3 +177,15 @@ def test_a_truncated_safetensors_file(tmp_path):
     refused(tmp_path / "s", "damaged safetensors file")
     file.write_bytes(b"\xff" * 16)
     refused(tmp_path / "s", "cut short")
+
+
+def test_a_damaged_pt_file(tmp_path):
+    torch = pytest.importorskip("torch")
+    from moeless.bootstrap.torch_file import load_torch_file
+
+    path = tmp_path / "d.pt"
+    torch.save({"logical_count": torch.ones(1, 2, 4)}, path)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"logical_count", b"logical\xff\xffount"))
+    with pytest.raises(TraceError, match=r"d\.pt"):
+        read_loads(path, load_torch=load_torch_file)
