@@ -40,7 +40,8 @@ def load_torch_file(path: Path) -> Any:
             f"{path.name}: holds other objects than tensors and plain values, which could run "
             f"code; save counts alone"
         ) from error
-    except Exception as error:  # noqa: BLE001 - a damaged file may fail anywhere in torch
+    except Exception as error:
+        # A damaged file may fail anywhere inside torch.
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise TraceError(f"{path.name}: damaged .pt file: {reason}") from error
     return _to_numpy(loaded)
