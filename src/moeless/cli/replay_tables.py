@@ -28,7 +28,7 @@ def print_report(console: Console, report: dict[str, Any]) -> None:
     )
     policies = report["policies"]
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for name in policies:
         table.add_column(name, justify="right", no_wrap=True)
     rows_P = [_rows(figures) for figures in policies.values()]
@@ -36,10 +36,11 @@ def print_report(console: Console, report: dict[str, Any]) -> None:
         table.add_row(label, *(rows[label] for rows in rows_P))
     console.print(table)
     console.print(
-        "straggler ratio = max device tokens ÷ ceil(mean), 1 is ideal; bound = the least time of "
-        "any lossless split; cold starts = replicas loaded, blocking = those that a token waited "
-        "for; GB·s = memory × time in four accountings: billed while executing, resident on "
-        "devices, reserved devices, and the paper's comparison.",
+        "straggler = max device tokens ÷ ceil(mean), 1 is ideal; ÷ bound = layer time over the "
+        "least of any lossless split; memory = warm replicas over experts; cold = replicas "
+        "loaded per layer-step, blocking = those that a token waited for; GB·s = memory × time: "
+        "billed while executing, resident on devices, reserved devices, and the paper's "
+        "comparison.",
         style="dim",
         highlight=False,
     )
@@ -52,21 +53,25 @@ def _rows(figures: dict[str, Any]) -> dict[str, str]:
         figures[name] for name in ("straggler_ratio", "layer_forward_ms", "bound_ratio", "gb_s")
     )
     return {
-        "straggler ratio, mean": f"{ratio['mean']:.4f}",
-        "  p99": f"{ratio['p99']:.3f}",
-        "layer time (ms), mean": f"{layer_ms['mean']:.4g}",
-        "  p99 ": f"{layer_ms['p99']:.4g}",
-        "layer time ÷ bound, mean": f"{bound['mean']:.4f}",
-        "warm replicas ÷ experts": f"{figures['memory_factor']:.3f}",
-        "cold starts / layer-step": f"{figures['cold_starts_per_layer_step']:.4f}",
-        "  blocking": f"{figures['blocking_loads_per_layer_step']:.4f}",
+        "straggler mean": f"{ratio['mean']:.4f}",
+        "straggler p99": f"{ratio['p99']:.3f}",
+        "layer ms mean": f"{layer_ms['mean']:.4g}",
+        "layer ms p99": f"{layer_ms['p99']:.4g}",
+        "÷ bound mean": f"{bound['mean']:.4f}",
+        "memory ÷ E": f"{figures['memory_factor']:.3f}",
+        "cold / layer": f"{figures['cold_starts_per_layer_step']:.4f}",
+        "blocking / layer": f"{figures['blocking_loads_per_layer_step']:.4f}",
         **{
-            f"GB·s {name}": f"{gb_s[name]:.5g}"
+            f"{name} GB·s": _short(gb_s[name])
             for name in ("billed", "resident", "reserved", "paper")
         },
-        "plan (µs), p50": f"{figures['plan_us']['p50']:.0f}",
-        "split (µs), p50": f"{figures['split_us']['p50']:.1f}",
+        "plan µs p50": f"{figures['plan_us']['p50']:.0f}",
+        "split µs p50": f"{figures['split_us']['p50']:.1f}",
     }
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
 
 
 def print_explanation(console: Console, name: str, explanation: dict[str, Any]) -> None:

@@ -141,6 +141,12 @@ class _Replay:
         self._warm_up = num_warm_up_steps(len(trace))
         self._planner = TimedPlanner(policies.planner)
         self._splitter = TimedSplitter(policies.splitter)
+        self._timings = (
+            self._planner.seconds,
+            self._planner.search_seconds,
+            self._splitter.seconds,
+        )
+        self._timings_before = [0, 0, 0]
         policies = replace(policies, planner=self._planner, splitter=self._splitter)
         spec = _spec_of(trace, config)
         self._recording = Recording.empty(
@@ -227,9 +233,11 @@ class _Replay:
             raise FunctionError("the replay stalled: tokens wait for loads that never end")
         recording = self._recording
         recording.resident_gb_s_S[-1] = self._resident_gb_s()
-        recording.plan_s = np.array(self._planner.seconds)
-        recording.search_s = np.array(self._planner.search_seconds)
-        recording.split_s = np.array(self._splitter.seconds)
+        recording.plan_s, recording.search_s, recording.split_s = (
+            # Some plan no more after the warm-up: then what they did in it is all there is.
+            np.array(seconds[before:] if len(seconds) > before else seconds)
+            for seconds, before in zip(self._timings, self._timings_before, strict=True)
+        )
         if self._sink.explainer is not None:
             recording.explanation = self._sink.explainer.explanation
         return recording
@@ -241,12 +249,8 @@ class _Replay:
     def _on_step(self, step: int) -> None:
         self._sink.step = step
         self._recording.resident_gb_s_S[step] = self._resident_gb_s()
-        if step == self._warm_up and step:
-            # Timings of the warm-up are left out, but for policies that plan no more after it.
-            if self._controller.adaptive:
-                del self._planner.seconds[:]
-            del self._planner.search_seconds[:]
-            del self._splitter.seconds[:]
+        if step == self._warm_up:
+            self._timings_before = [len(seconds) for seconds in self._timings]
         self._tell_step(step)
 
     def _resident_gb_s(self) -> float:
