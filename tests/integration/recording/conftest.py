@@ -21,6 +21,8 @@ PROMPTS = (
     "a",
     "The rain in Spain stays mainly in the plain, or so they say in songs and on stages.",
     "Why?",
+    "No.",
+    "How now",
     "One two three four five six seven eight nine ten",
     "Let there be light",
     "It was the best of times, it was the worst of times, it was the age of wisdom, it was",

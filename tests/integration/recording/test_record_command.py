@@ -153,9 +153,12 @@ def test_an_option_that_cannot_work_is_named(refuses, option):
     assert str(option[0]) in refuses(*option)
 
 
-def test_prompts_none_of_which_fits_are_no_trace(refuses):
-    line = refuses("--max-model-len", 2, "--limit", 2, "--seed", 3)
-    assert "could be recorded" in line
+def test_prompts_none_of_which_fits_are_no_trace(refuses, tmp_path):
+    path = tmp_path / "long.txt"
+    path.write_text("A prompt of many words.\nAnother one.\n")
+    line = refuses("--max-model-len", 2, prompts=path)
+    assert "none of the 2 prompts could be recorded" in line
+    assert "1 to 1" in line
 
 
 def test_help_has_examples_and_needs_nothing_heavy():

@@ -46,6 +46,8 @@ def test_each_request_has_the_choices_of_the_routers(family, reference_of, recor
     assert trace.decode_tokens_N.tolist() == answered.tolist()
     assert trace.loads_NLE.tolist() == [reference.count(ids).tolist() for ids in reference.ids]
     assert np.sort(trace.topk_ids_TLK, axis=2).tolist() == np.concatenate(reference.ids).tolist()
+    alone = sum(-(-prompt // CHUNK) for prompt in reference.prompt_tokens)
+    assert report.steps < alone + answered.sum(), "no two prompts shared a step"
     assert report.tokens == trace.tokens_N.sum()
     assert report.decode_tokens == answered.sum()
 
@@ -121,6 +123,22 @@ def test_a_batch_that_failed_and_was_repeated_row_by_row_counts_once(
     trace, _ = record(reference, concurrency=4, unit="requests")
     assert failed
     assert trace.loads_NLE.tolist() == [reference.count(ids).tolist() for ids in reference.ids]
+
+
+def test_a_row_that_fails_alone_as_well_leaves_its_step_out(
+    reference_of, record, tmp_path, monkeypatch
+):
+    forward = ModelRunner._forward
+
+    def fail_second_row(self, phase, cache, tokens):
+        if phase == "decode" and (tokens.numel() > 1 or cache._window.first_row == 1):
+            raise RuntimeError("no")
+        return forward(self, phase, cache, tokens)
+
+    monkeypatch.setattr(ModelRunner, "_forward", fail_second_row)
+    with pytest.raises(EngineError, match="the model failed on this request"):
+        record(reference_of("mixtral"), concurrency=4, seed=0)
+    assert read_trace(tmp_path / "trace.npz").tokens_N.sum() > 0
 
 
 def test_the_token_path_is_told_nothing_more_when_the_recording_is_over(
