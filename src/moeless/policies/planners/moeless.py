@@ -29,7 +29,7 @@ from moeless.policies.kernels.replica_search import (
     set_penalty,
 )
 from moeless.policies.planners.feasibility import checked_capacity
-from moeless.policies.planners.topology import first_topology
+from moeless.policies.planners.topology import carry_over, first_topology
 
 _EARLY_STEPS = (4, 8, 16, 32)
 """Steps after which a layer is searched thoroughly: little was known before."""
@@ -135,7 +135,8 @@ class MoelessPlanner:
         """The layer's replica set.
 
         The first plan of a layer, and the first after its capacities changed, chooses a set for
-        the expected load; later ones return what the search has found since.
+        the expected load, close to the plan in force if there is one; later ones return what the
+        search has found since.
 
         Raises:
             PlanError: A load is not a token count, or the devices cannot hold one replica of
@@ -161,7 +162,10 @@ class MoelessPlanner:
         # The small addend keeps 1.15 x 20 (22.999... in binary) at 23.
         wanted = math.floor(self._memory_factor * experts + 1e-9)
         most = max(experts, min(wanted, sum(slots)))
-        replicas_ED = first_topology(experts, slots, most)
+        if request.previous_ED.any():
+            replicas_ED = carry_over(request.previous_ED, slots, most)
+        else:
+            replicas_ED = first_topology(experts, slots, most)
         count_E, scale = _as_counts(load_E)
         if count_E.any():
             self._settle(

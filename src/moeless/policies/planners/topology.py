@@ -65,3 +65,41 @@ def first_topology(num_experts: int, capacity: Sequence[int], max_replicas: int)
                 free[device] -= 1
                 left -= 1
     return replicas_ED
+
+
+def carry_over(
+    previous_ED: ReplicaArray, capacity: Sequence[int], max_replicas: int
+) -> ReplicaArray:
+    """Keep a set as far as new capacities allow, and complete it with homes and links.
+
+    Args:
+        previous_ED: The set so far, uint8 [E, D].
+        capacity: Replicas that each device may hold now [D]; the sum is at least E.
+        max_replicas: Replicas in all; at least E.
+
+    Returns:
+        uint8 [E, D]; every expert has a replica.
+    """
+    experts, devices = previous_ED.shape
+    kept_ED = np.zeros_like(previous_ED)
+    free = list(capacity)
+    spare = min(max_replicas, sum(capacity)) - experts
+    # Last copies first; a second one only where no expert's only place is taken for it.
+    for first in (True, False):
+        for expert, device in np.argwhere(previous_ED > 0).tolist():
+            only = not kept_ED[expert].any()
+            if only is first and free[device] > 0 and (only or spare > 0):
+                kept_ED[expert, device] = 1
+                free[device] -= 1
+                spare -= not only
+    for expert in np.flatnonzero(~kept_ED.any(axis=1)).tolist():
+        device = max(range(devices), key=lambda d: (free[d], -d))
+        if free[device] == 0:
+            return first_topology(experts, capacity, max_replicas)
+        kept_ED[expert, device] = 1
+        free[device] -= 1
+    for expert, device in np.argwhere(first_topology(experts, capacity, max_replicas)).tolist():
+        if kept_ED.sum() < max_replicas and free[device] > 0 and not kept_ED[expert, device]:
+            kept_ED[expert, device] = 1
+            free[device] -= 1
+    return kept_ED
