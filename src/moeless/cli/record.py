@@ -129,7 +129,7 @@ def record(model: str, **options: Any) -> int:
     config = RecordConfig(**options)
     check_output(config.out)
     console = Console(stderr=True)
-    with Progress(
+    bars = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -137,18 +137,20 @@ def record(model: str, **options: Any) -> int:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,
-    ) as bars:
-        task = bars.add_task("prompts", total=None, done="", visible=False)
+    )
+    task = bars.add_task("prompts", total=None, done="")
 
-        def show(report: "RecordReport") -> None:
-            bars.update(
-                task,
-                total=report.prompts,
-                completed=report.feed.finished + report.feed.skipped,
-                done=f"{report.steps:,} steps, {report.tokens:,} tokens",
-                visible=True,
-            )
+    def show(report: "RecordReport") -> None:
+        if not bars.live.is_started:
+            bars.start()
+        bars.update(
+            task,
+            total=report.prompts,
+            completed=report.feed.finished + report.feed.skipped,
+            done=f"{report.steps:,} steps, {report.tokens:,} tokens",
+        )
 
+    try:
         report = record_routing(
             engine,
             experts,
@@ -156,6 +158,9 @@ def record(model: str, **options: Any) -> int:
             progress=lambda text: console.print(f"moeless: {text}", highlight=False),
             on_progress=show,
         )
+    finally:
+        if bars.live.is_started:  # a bar that never showed would leave an empty line
+            bars.stop()
     click.echo(f"moeless: {_summarize(report, config.unit, config.out)}")
     return _INTERRUPTED if report.feed.interrupted else 0
 
