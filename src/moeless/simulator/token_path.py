@@ -127,9 +127,10 @@ class TokenPath:
     ) -> Iterator[float | None]:
         board, clock, recording = self._board, self.loop.clock, self.recording
         gate_s = clock.time_s
-        board.layer[0] = layer
-        if self.model.held_back:  # a served platform looks at these now and then
+        if self.model.held_back:
+            board.layer[0] = -1  # the layer before has ended, this one has not begun
             self.platform.release_held_back(self.model)
+        board.layer[0] = layer
         self._note_warm(step, layer)
         warm_ED, planned_ED = board.warm_LED[layer], board.planned_LED[layer]
         usable_ED: BoolArray = (warm_ED & planned_ED).view(np.bool_)
