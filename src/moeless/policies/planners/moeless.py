@@ -102,9 +102,9 @@ class MoelessPlanner:
         memory_factor: float | None = None,
         max_memory_factor: float = 2.0,
         tolerance: float = 0.02,
-        window: int = 32,
+        window: int = 64,
         interval: int = 5,
-        max_interval: int = 40,
+        max_interval: int = 80,
         payback_steps: int = 200,
     ) -> None:
         for name, factor in (
@@ -241,7 +241,7 @@ class MoelessPlanner:
             state.searching = False
 
     def _search(self, state: _LayerState) -> None:
-        load_NE = state.window_NE[: min(state.observed, self._window)].copy()
+        load_NE = self._sample(state)
         replicas_ED = state.replicas_ED.copy()
         slots = [min(c, load_NE.shape[1]) for c in state.capacity]
         capacity_D = np.array(slots, dtype=np.int64)
@@ -272,6 +272,18 @@ class MoelessPlanner:
             state.changes = [*state.changes, *dated][-64:]
             state.replicas_ED = replicas_ED
         self._schedule(state, found=bool(changes))
+
+    def _sample(self, state: _LayerState) -> CountArray:
+        """Recent loads to judge by, the first quarter spread over all of them.
+
+        Where judging takes long it is every second one.
+        """
+        known = min(state.observed, self._window)
+        thin = 2 if self._touch > 0 and known > _EARLY_STEPS[-1] else 1
+        recent_NE = state.window_NE[:known:thin]
+        order = np.argsort(np.arange(len(recent_NE)) % 4, kind="stable")
+        sample_NE: CountArray = recent_NE[order]
+        return sample_NE
 
     def _schedule(self, state: _LayerState, *, found: bool) -> None:
         for early in _EARLY_STEPS:
