@@ -66,6 +66,28 @@ def run_replay(
         return {name: recordings[name] for name in prepared.task.policies}
 
 
+def describe_job(prepared: PreparedReplay, name: str) -> dict[str, Any]:
+    """What the process of one policy is told, but for the places of its files; JSON."""
+    task = prepared.task
+    return {
+        "policy": name,
+        "devices": task.devices,
+        "device_bytes": prepared.device_bytes,
+        "expert": asdict(prepared.expert),
+        "cost_model": task.cost_model,
+        "load_s": prepared.load_s,
+        "prediction": asdict(prepared.prediction),
+        "seed": task.seed,
+        "options": asdict(task.options),
+        "keep_alive_s": task.keep_alive_s,
+        "decision_s": task.decision_s,
+        "search_s": task.search_s,
+        "misc_s": task.misc_s,
+        "keep_replicas": task.keep_replicas,
+        "explain": task.explain,
+    }
+
+
 def _kill_all(workers: dict[str, "_Worker"]) -> None:
     for worker in workers.values():
         worker.kill()
@@ -102,7 +124,7 @@ class _Worker:
         number = prepared.task.policies.index(name)
         job_path = folder / f"{number}.json"
         errors, result = folder / f"{number}.err", folder / f"{number}.npz"
-        job = _job(prepared, name) | {"trace": str(trace_path), "result": str(result)}
+        job = describe_job(prepared, name) | {"trace": str(trace_path), "result": str(result)}
         job_path.write_text(json.dumps(job), encoding="utf-8")
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
         with errors.open("wb") as error_file:
@@ -152,24 +174,3 @@ class _Worker:
         self.process.kill()
         self.process.wait()
         self.output.close()
-
-
-def _job(prepared: PreparedReplay, name: str) -> dict[str, Any]:
-    task = prepared.task
-    return {
-        "policy": name,
-        "devices": task.devices,
-        "device_bytes": prepared.device_bytes,
-        "expert": asdict(prepared.expert),
-        "cost_model": task.cost_model,
-        "load_s": prepared.load_s,
-        "prediction": asdict(prepared.prediction),
-        "seed": task.seed,
-        "options": asdict(task.options),
-        "keep_alive_s": task.keep_alive_s,
-        "decision_s": task.decision_s,
-        "search_s": task.search_s,
-        "misc_s": task.misc_s,
-        "keep_replicas": task.keep_replicas,
-        "explain": task.explain,
-    }
