@@ -528,6 +528,10 @@ class Platform:
 
     # Order of loads and evictions (functions.pool.PoolOrder)
 
+    def moment(self) -> object:
+        """The layers whose gates spoke last: ``needed_in`` follows from them."""
+        return [int(model.board.layer[0]) for model in self.models.values()]
+
     def needed_in(self, function: FunctionId) -> int:
         """Layers until the function's layer runs next, from 1 to L.
 

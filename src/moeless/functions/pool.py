@@ -17,6 +17,10 @@ from moeless.functions.lifecycle import Instance, State, Step
 class PoolOrder(Protocol):
     """Ranks functions: what is needed first, and what would be missed least."""
 
+    def moment(self) -> object:
+        """Something that differs from before whenever an answer of ``needed_in`` may."""
+        ...
+
     def needed_in(self, function: FunctionId) -> int:
         """Layers until the function's layer runs next; lower is loaded first."""
         ...
@@ -71,6 +75,9 @@ class DevicePool:
         self._max_loads = max_loads
         self._instances: dict[FunctionId, Instance] = {}
         self._wanted: dict[FunctionId, _Wanted] = {}
+        self._queue: list[tuple[FunctionId, _Wanted]] | None = None
+        self._queue_begin = 0
+        self._queue_moment: object = None
         self._held_bytes = 0
         self._num_loading = 0
         self._num_draining = 0
@@ -132,6 +139,7 @@ class DevicePool:
         self._wanted[function] = _Wanted(
             num_bytes=num_bytes, load_tokens=load_tokens, blocking=blocking
         )
+        self._queue = None
 
     def wants(self, function: FunctionId) -> bool:
         """Whether the function is to be loaded and its load has not begun."""
@@ -163,14 +171,12 @@ class DevicePool:
         orders: list[Load | Evict] = []
         if not self._wanted or self._num_loading >= self._max_loads:
             return orders
-
-        def urgency(item: tuple[FunctionId, _Wanted]) -> tuple[bool, int, float, FunctionId]:
-            function, wanted = item
-            needed_in = self._order.needed_in(function)
-            return (not wanted.blocking, needed_in, -wanted.load_tokens, function)
-
-        queue = sorted(self._wanted.items(), key=urgency)
-        for function, wanted in queue:
+        queue = self._ordered()
+        for place in range(self._queue_begin, len(queue)):
+            function, wanted = queue[place]
+            if self._wanted.get(function) is not wanted:  # withdrawn, or begun
+                self._queue_begin += place == self._queue_begin
+                continue
             if self._num_loading >= self._max_loads:
                 break
             if function in self._instances:  # still draining
@@ -194,6 +200,24 @@ class DevicePool:
             del self._wanted[function]
             orders.append(Load(function=function))
         return orders
+
+    def _ordered(self) -> list[tuple[FunctionId, _Wanted]]:
+        """What is wanted, the most urgent first; entries may have been withdrawn since.
+
+        Kept from call to call: a model's first loads are many, and issued two at a time.
+        """
+        moment = self._order.moment()
+        if self._queue is None or moment != self._queue_moment:
+
+            def urgency(item: tuple[FunctionId, _Wanted]) -> tuple[bool, int, float, FunctionId]:
+                function, wanted = item
+                needed_in = self._order.needed_in(function)
+                return (not wanted.blocking, needed_in, -wanted.load_tokens, function)
+
+            self._queue = sorted(self._wanted.items(), key=urgency)
+            self._queue_moment = moment
+            self._queue_begin = 0
+        return self._queue
 
     def evict(self, function: FunctionId, *, reason: str, now_s: float) -> list[Load | Evict]:
         """Give up a warm instance; anything else stays as it is."""

@@ -25,6 +25,9 @@ class Order:
         self.current = 0
         self.protected = set()
 
+    def moment(self):
+        return self.current
+
     def needed_in(self, function):
         return (function.layer - self.current) % 3
 

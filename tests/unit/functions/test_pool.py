@@ -18,6 +18,9 @@ class Order:
     def __init__(self):
         self.protected = set()
 
+    def moment(self):
+        return 0
+
     def needed_in(self, function):
         return function.layer
 
