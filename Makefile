@@ -34,7 +34,7 @@ serve: $(STAMP)  ## Serve the demo model on port 8000
 bench: $(STAMP)  ## MoE layer benchmarks (several minutes; leave the machine alone meanwhile)
 	$(BIN)/python benchmarks/bench_moe_layer.py --mode inline
 	$(BIN)/python benchmarks/bench_moe_layer.py --mode process
-	$(BIN)/python benchmarks/bench_plan.py
+	$(BIN)/python benchmarks/bench_decisions.py
 
 docs: $(STAMP)  ## Write the generated parts of docs/
 	$(BIN)/python docs/generate.py

@@ -19,6 +19,12 @@ from moeless.policies.kernels.token_flow import min_max_split
 _SMALL = 64
 """Experts x devices up to which more starts are tried."""
 
+_GOOD_ENOUGH = 1.001
+"""Times the lower bound: what is as close as that is not improved further."""
+
+_STOP_STARTING = 1.004
+"""Times the lower bound: what is as close as that is not begun anew."""
+
 _EPSILON = 1e-9
 """Relative: smaller gains are rounding, and would let the search go round in circles."""
 
@@ -30,17 +36,15 @@ def _time(touched, load, touch, token):
 
 @njit(
     "void(int64[::1], int64[::1], int32[:, ::1], int32[::1], int64[:, ::1], int64[::1],"
-    " int64[::1], float64, float64)",
+    " float64, float64)",
     cache=True,
     nogil=True,
 )
-def _seat_whole_experts(
-    count_E, order_E, seat_ED, seats_E, tokens_ED, load_D, touched_D, touch, token
-):
+def _seat_whole_experts(count_E, order_E, seat_ED, seats_E, tokens_ED, load_D, touch, token):
     """Give each expert to one device: those without a choice first, then the largest first."""
     tokens_ED[:] = 0
     load_D[:] = 0
-    touched_D[:] = 0
+    touched_D = np.zeros(len(load_D), np.int64)
     experts = len(count_E)
     for e in range(experts):
         if seats_E[e] == 1:
@@ -62,6 +66,39 @@ def _seat_whole_experts(
         tokens_ED[e, best] = count_E[e]
         load_D[best] += count_E[e]
         touched_D[best] += 1
+
+
+@njit(
+    "void(int64[::1], int64[::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1],"
+    " int64[:, ::1], int64[::1])",
+    cache=True,
+    nogil=True,
+)
+def _seat_fewest(count_E, order_E, seat_ED, seats_E, guest_DE, guests_D, tokens_ED, load_D):
+    """Give each expert to one device, with as few on the fullest device as possible.
+
+    Where touching is all that counts this is the optimum.
+    """
+    one_E = np.minimum(count_E, 1)
+    min_max_split(one_E, order_E, seat_ED, seats_E, guest_DE, guests_D, tokens_ED, load_D)
+    load_D[:] = 0
+    for e in range(len(count_E)):
+        for j in range(seats_E[e]):
+            d = seat_ED[e, j]
+            tokens_ED[e, d] *= count_E[e]
+            load_D[d] += tokens_ED[e, d]
+
+
+@njit("void(int64[::1], int64, int64[::1])", cache=True, nogil=True)
+def _turn(order_E, turn, turned_E):
+    """Begin the order elsewhere; after a whole turn take every second expert first, and so on."""
+    experts = len(order_E)
+    stride = 1 + (turn - 1) // experts
+    n = 0
+    for first in range(stride):
+        for e in range(first, experts, stride):
+            turned_E[n] = order_E[(e + turn) % experts]
+            n += 1
 
 
 @njit(
@@ -249,6 +286,11 @@ def _improve(
 ):
     """Relieve the slowest device until nothing helps; returns its time."""
     devices = len(load_D)
+    touched_D[:] = 0
+    for e in range(len(seats_E)):
+        for j in range(seats_E[e]):
+            if tokens_ED[e, seat_ED[e, j]] > 0:
+                touched_D[seat_ED[e, j]] += 1
     for _ in range(4 * devices + 16):
         slowest = 0
         slowest_s = _time(touched_D[0], load_D[0], touch, token)
@@ -340,70 +382,32 @@ def min_time_split(
     """
     experts, devices = tokens_ED.shape
     bound = time_bound(count_E, devices, touch, token)
-    good_enough = bound * (1.0 + 1e-4)
-    touched_D = np.zeros(devices, np.int64)
-    _seat_whole_experts(
-        count_E, order_E, seat_ED, seats_E, tokens_ED, load_D, touched_D, touch, token
-    )
-    whole_s = _improve(
-        seat_ED,
-        seats_E,
-        guest_DE,
-        guests_D,
-        tokens_ED,
-        load_D,
-        touched_D,
-        touch,
-        token,
-        good_enough,
-    )
-    if whole_s <= good_enough:
-        return whole_s
+    best_s = np.inf
     trial_ED = np.empty_like(tokens_ED)
     trial_D = np.empty_like(load_D)
-    best_s = whole_s
+    touched_D = np.empty(devices, np.int64)
     turned_E = order_E.copy()
+    # Large batches are best begun by levelling tokens, small ones by seating whole experts.
+    by_tokens = bound > 16.0 * touch
     # Where the problem is small, further orders cost little and find what the first ones miss.
-    starts = 2
+    starts = 1 if by_tokens else 3
     if experts * devices <= _SMALL:
-        starts += min(experts, 8)
+        starts = 3 + min(experts, 8)
     if experts * devices <= _SMALL // 2:
         starts += 3 * experts
     for start in range(starts):
-        if start >= 2:
-            stride = 1 + (start - 2) // experts
-            for e in range(experts):
-                turned_E[e] = order_E[(e + start - 1) % experts]
-            if stride > 1:
-                # Every second, third, ... expert comes first.
-                n = 0
-                for first in range(stride):
-                    for e in range(first, experts, stride):
-                        turned_E[n] = order_E[(e + start - 1) % experts]
-                        n += 1
-            _seat_whole_experts(
-                count_E, turned_E, seat_ED, seats_E, trial_ED, trial_D, touched_D, touch, token
-            )
-        elif start == 0:
-            # Whole experts again, now with the fewest on the fullest device: where touching is
-            # all that counts this is the optimum.
-            one_E = np.minimum(count_E, 1)
-            min_max_split(one_E, order_E, seat_ED, seats_E, guest_DE, guests_D, trial_ED, trial_D)
-            trial_D[:] = 0
-            for e in range(experts):
-                for j in range(seats_E[e]):
-                    d = seat_ED[e, j]
-                    trial_ED[e, d] *= count_E[e]
-                    trial_D[d] += trial_ED[e, d]
-        else:
+        if start == (0 if by_tokens else 2):
             min_max_split(
                 count_E, order_E, seat_ED, seats_E, guest_DE, guests_D, trial_ED, trial_D
             )
-        touched_D[:] = 0
-        for e in range(experts):
-            for j in range(seats_E[e]):
-                if trial_ED[e, seat_ED[e, j]] > 0:
-                    touched_D[seat_ED[e, j]] += 1
+        elif start == 1:
+            _seat_fewest(count_E, order_E, seat_ED, seats_E, guest_DE, guests_D, trial_ED, trial_D)
+        else:
+            if start > 2:
+                _turn(order_E, start - 2, turned_E)
+            _seat_whole_experts(
+                count_E, turned_E, seat_ED, seats_E, trial_ED, trial_D, touch, token
+            )
         trial_s = _improve(
             seat_ED,
             seats_E,
@@ -414,12 +418,12 @@ def min_time_split(
             touched_D,
             touch,
             token,
-            good_enough,
+            bound * _GOOD_ENOUGH,
         )
         if trial_s < best_s:
             best_s = trial_s
             tokens_ED[:] = trial_ED
             load_D[:] = trial_D
-            if best_s <= good_enough:
+            if best_s <= bound * (_GOOD_ENOUGH if start == 0 else _STOP_STARTING):
                 break
     return best_s

@@ -269,7 +269,7 @@ def best_change(
         max_replicas: Replicas in all; below it a replica is added and none dropped.
         max_adds: Links to try, the most promising first.
         max_drops: Replicas to try to drop for each, the least used first.
-        max_exchanges: Links to try to make by an exchange, the most promising first.
+        max_exchanges: Exchanges to try, about the most promising links.
         change: Result, int64 [2, 4]: expert and device to drop, expert and device to add; -1 for
             none. The second row is that of an exchange.
 
@@ -300,6 +300,7 @@ def best_change(
     total = _least_used(replicas_ED, usage_ED, drops)
     adds = np.argsort((-relief_ED).ravel(), kind="mergesort")
     best = base  # penalty and price of the best change so far
+    exchanges = 0
     for i in range(min(max_adds, len(adds))):
         e1, d1 = adds[i] // devices, adds[i] % devices
         if relief_ED[e1, d1] <= 0.0:
@@ -335,11 +336,12 @@ def best_change(
                     break
         # The expert comes from another of its devices, and one of this device goes there.
         for d0 in range(devices):
-            if i >= max_exchanges or d0 == d1 or replicas_ED[e1, d0] == 0:
+            if exchanges >= max_exchanges or d0 == d1 or replicas_ED[e1, d0] == 0:
                 continue
             for e0 in range(experts):
                 if e0 == e1 or replicas_ED[e0, d1] == 0 or replicas_ED[e0, d0] != 0:
                     continue
+                exchanges += 1
                 replicas_ED[e1, d0] = 0
                 replicas_ED[e0, d1] = 0
                 replicas_ED[e0, d0] = 1

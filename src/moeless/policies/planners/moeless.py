@@ -276,10 +276,12 @@ class MoelessPlanner:
     def _sample(self, state: _LayerState) -> CountArray:
         """Recent loads to judge by, the first quarter spread over all of them.
 
-        Where judging takes long it is every second one.
+        Where judging takes long it is every second or fourth one.
         """
         known = min(state.observed, self._window)
-        thin = 2 if self._touch > 0 and known > _EARLY_STEPS[-1] else 1
+        thin = 1
+        if known > _EARLY_STEPS[-1]:
+            thin = (2 if self._touch > 0 else 1) * (2 if state.replicas_ED.size > 256 else 1)
         recent_NE = state.window_NE[:known:thin]
         order = np.argsort(np.arange(len(recent_NE)) % 4, kind="stable")
         sample_NE: CountArray = recent_NE[order]
@@ -416,4 +418,4 @@ def _as_counts(load_E: LoadArray) -> tuple[CountArray, float]:
 
 def _breadth(replicas_ED: NDArray[np.uint8]) -> tuple[int, int, int]:
     """Links, drops and exchanges to try: the most promising, fewer of them in large sets."""
-    return (24, 10, 6) if replicas_ED.size <= 1024 else (12, 6, 3)
+    return (24, 10, 48) if replicas_ED.size <= 256 else (12, 6, 12)

@@ -21,7 +21,7 @@ class MinTimeSplitter:
         cost: What experts and tokens cost; by default tokens only.
 
     Cost on the token path: compiled loops, 4 us at E = 16, D = 8 and about 100 us at E = 256,
-    D = 64 (``benchmarks/bench_split.py``).
+    D = 64 (``benchmarks/bench_decisions.py``).
     """
 
     def __init__(self, cost: LayerCost | None = None) -> None:
