@@ -189,7 +189,7 @@ def replay(**options: Any) -> None:
 
     json_path, dump, plots = (options.pop(name) for name in ("json_path", "dump", "plots"))
     jobs, progress = options.pop("jobs"), options.pop("progress")
-    _check_outputs(json_path, dump, plots)
+    _check_outputs(json_path, dump, plots, inputs=(options["routing"], options["arrivals"]))
     prepared = prepare_replay(_task(options, keep_replicas=dump is not None))
     with _Bars(prepared.task.policies, len(prepared.trace), shown=progress) as bars:
         recordings = run_replay(prepared, jobs=jobs, progress=bars.update)
@@ -259,11 +259,21 @@ def _parse_misc_memory(text: str) -> int:
     return 0 if text.strip() == "0" else parse_bytes(text, option="--misc-memory")
 
 
-def _check_outputs(json_path: Path | None, dump: Path | None, plots: Path | None) -> None:
-    """Refuse before an hour of work what could not be written after it."""
+def _check_outputs(
+    json_path: Path | None,
+    dump: Path | None,
+    plots: Path | None,
+    *,
+    inputs: tuple[Path | None, ...],
+) -> None:
+    """Refuse before the work what could not be written after it, or would destroy something."""
+    taken = [path.resolve() for path in inputs if path is not None]
     for option, path in (("--json", json_path), ("--dump", dump)):
         if path is None:
             continue
+        if path.resolve() in taken:
+            raise ConfigError(f"{option} {path} would overwrite another file of this replay")
+        taken.append(path.resolve())
         if path.is_dir():
             raise ConfigError(f"{option} {path} is a directory; name a file in it")
         if not path.absolute().parent.is_dir():

@@ -185,6 +185,17 @@ def test_a_table_and_an_explanation_are_printed(steps, capfd):
     assert "the planner says: " in out
 
 
+def test_recorded_predictions_are_replayed(tmp_path):
+    drawn = draw_trace(steps=30, layers=2)
+    path = tmp_path / "steps.npz"
+    write_trace(make_trace(drawn.loads_NLE, top_k=2, predicted=drawn.loads_NLE), path)
+    shape = ("--routing", path, "--expert-shape", "64x64", "--policies", "paper")
+    for kind in ("recorded", "exact"):
+        replay(*shape, "--prediction", kind, "--dump", tmp_path / f"{kind}.npz")
+    dumps = [(tmp_path / f"{kind}.npz").read_bytes() for kind in ("recorded", "exact")]
+    assert dumps[0] == dumps[1]
+
+
 def test_plots_are_drawn(steps, tmp_path):
     pytest.importorskip("matplotlib")
     replay(
@@ -212,6 +223,16 @@ def test_a_trace_of_requests_needs_arrivals(fails, requests):
     line = fails("--routing", requests)
     assert "--arrivals" in line
     assert "requests.npz" in line
+
+
+def test_an_output_must_not_replace_an_input_or_another_output(fails, steps, tmp_path):
+    shape = ("--routing", steps, "--expert-shape", "64x64")
+    before = steps.read_bytes()
+    assert "would overwrite" in fails(*shape, "--dump", steps)
+    assert "would overwrite" in fails(*shape, "--json", steps)
+    both = tmp_path / "out"
+    assert "would overwrite" in fails(*shape, "--json", both, "--dump", both)
+    assert steps.read_bytes() == before
 
 
 def test_an_unknown_model_needs_a_shape(fails, steps):
