@@ -1,5 +1,6 @@
 """What a policy's name stands for: planner, splitter, history, and how often it plans."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,11 +85,11 @@ def max_replicas(
     """
     if name == "static":
         return None
-    # The small addend keeps 1.15 x 20 (22.999... in binary) at 23.
-    replicas = int(options.fixed_memory_factor * num_experts + 1e-9)
+    # The small numbers keep products that are whole but for binary fractions whole.
+    replicas = options.fixed_memory_factor * num_experts
     if name in _SLOTTED:
-        return -(-replicas // num_devices) * num_devices
-    return max(replicas, num_experts)
+        return math.ceil(math.ceil(replicas - 1e-9) / num_devices) * num_devices
+    return max(math.floor(replicas + 1e-9), num_experts)
 
 
 def build_policy_set(

@@ -27,7 +27,7 @@ def print_report(console: Console, report: dict[str, Any]) -> None:
         highlight=False,
     )
     policies = report["policies"]
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("", no_wrap=True)
     for name in policies:
         table.add_column(name, justify="right", no_wrap=True)
@@ -59,8 +59,8 @@ def _rows(figures: dict[str, Any]) -> dict[str, str]:
         "layer ms p99": f"{layer_ms['p99']:.4g}",
         "÷ bound mean": f"{bound['mean']:.4f}",
         "memory ÷ E": f"{figures['memory_factor']:.3f}",
-        "cold / layer": f"{figures['cold_starts_per_layer_step']:.4f}",
-        "blocking / layer": f"{figures['blocking_loads_per_layer_step']:.4f}",
+        "cold/layer": f"{figures['cold_starts_per_layer_step']:.4f}",
+        "blocking/layer": f"{figures['blocking_loads_per_layer_step']:.4f}",
         **{
             f"{name} GB·s": _short(gb_s[name])
             for name in ("billed", "resident", "reserved", "paper")
@@ -71,6 +71,8 @@ def _rows(figures: dict[str, Any]) -> dict[str, str]:
 
 
 def _short(number: float) -> str:
+    if number >= 1e6:
+        return f"{number / 1e6:.3f}M"
     return f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
 
 

@@ -80,6 +80,7 @@ def test_an_interval_is_a_number_of_seconds(value):
         ("eplb", 1.25, 8, 8, 16),
         ("eplb", 1.5, 32, 8, 48),
         ("swift", 1.1, 10, 4, 12),
+        ("swift", 1.05, 10, 1, 11),
         ("moeless", "auto", 8, 8, 16),
     ],
 )
