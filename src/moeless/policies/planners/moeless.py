@@ -24,15 +24,28 @@ from moeless.core.plan import (
 )
 from moeless.errors import ConfigError
 from moeless.policies.kernels.replica_search import (
+    TAIL_WEIGHT,
     best_change,
     cheapest_drop,
     set_penalty,
 )
 from moeless.policies.planners.feasibility import checked_capacity
-from moeless.policies.planners.topology import carry_over, first_topology
+from moeless.policies.planners.topology import (
+    carry_over,
+    first_topology,
+    random_topology,
+    rename_devices,
+)
 
 _EARLY_STEPS = (4, 8, 16, 32)
 """Steps after which a layer is searched thoroughly: little was known before."""
+
+_RESTARTS = 4
+_RESTART_INTERVAL = 500
+"""Steps between two attempts to find a wholly different set, and random sets to begin from."""
+
+_MOST_RESTARTED = 256
+"""Experts x devices beyond which that would take too long."""
 
 _MOST_CHANGES = 200
 """Changes of one thorough search."""
@@ -66,6 +79,7 @@ class _LayerState:
     observed: int = 0
     last_step: int = 0
     next_search: int = 0
+    next_restart: int = _EARLY_STEPS[-1]
     pause: int = 0
     searching: bool = False
     searches: int = 0
@@ -247,10 +261,14 @@ class MoelessPlanner:
         capacity_D = np.array(slots, dtype=np.int64)
         early = state.observed <= _EARLY_STEPS[-1]
         state.searches += 1
+        changes: list[Change] = []
+        if state.observed >= state.next_restart:
+            state.next_restart = state.observed + _RESTART_INTERVAL
+            changes += self._restart(state, load_NE, replicas_ED, capacity_D)
         if self._auto and not early:
-            changes = self._trade(state, load_NE, replicas_ED, capacity_D)
+            changes += self._trade(state, load_NE, replicas_ED, capacity_D)
         else:
-            changes = self._settle(
+            changes += self._settle(
                 load_NE,
                 replicas_ED,
                 capacity_D,
@@ -294,6 +312,50 @@ class MoelessPlanner:
                 return
         state.pause = self._interval if found else min(2 * state.pause, self._max_interval)
         state.next_search = state.observed + state.pause
+
+    def _restart(
+        self,
+        state: _LayerState,
+        load_NE: CountArray,
+        replicas_ED: ReplicaArray,
+        capacity_D: CountArray,
+    ) -> list[Change]:
+        """Begin anew from random sets, in place; take the best one if it pays for its loads."""
+        experts, devices = replicas_ED.shape
+        held = int(replicas_ED.sum())
+        if experts * devices > _MOST_RESTARTED or held >= experts + devices:
+            return []  # sets that can be connected are good wherever they begin
+        sample_NE = load_NE[: max(16, len(load_NE) // 4)]
+        weight_N = np.full(len(load_NE), 1.0 / len(load_NE))
+        price = self._price * (0.2 if state.observed <= _EARLY_STEPS[-1] else 1.0)
+        best_ED = replicas_ED.copy()
+        now = float(set_penalty(load_NE, weight_N, best_ED, self._touch, TAIL_WEIGHT, np.inf))
+        best = now
+        capacity = capacity_D.tolist()
+        for start in range(_RESTARTS):
+            rng = np.random.default_rng((state.observed, start))
+            trial_ED = random_topology(experts, capacity, held, rng)
+            self._settle(sample_NE, trial_ED, capacity_D, held, price=1e-3, most=40)
+            trial_ED = rename_devices(trial_ED, replicas_ED, capacity)
+            loads = int(((trial_ED > 0) & (replicas_ED == 0)).sum())
+            penalty = float(
+                set_penalty(load_NE, weight_N, trial_ED, self._touch, TAIL_WEIGHT, best)
+            )
+            if penalty + price * loads < best:
+                best, best_ED = penalty + price * loads, trial_ED
+        left = [(e, d) for e, d in np.argwhere((replicas_ED > 0) & (best_ED == 0)).tolist()]
+        joined = [(e, d) for e, d in np.argwhere((best_ED > 0) & (replicas_ED == 0)).tolist()]
+        replicas_ED[:] = best_ED
+        return [
+            Change(
+                step=0,
+                dropped=dropped,
+                added=added,
+                gain=(now - best) / len(joined) + price,
+                price=price,
+            )
+            for dropped, added in zip(left, joined, strict=True)
+        ]
 
     def _settle(
         self,

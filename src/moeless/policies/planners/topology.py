@@ -67,6 +67,68 @@ def first_topology(num_experts: int, capacity: Sequence[int], max_replicas: int)
     return replicas_ED
 
 
+def random_topology(
+    num_experts: int,
+    capacity: Sequence[int],
+    max_replicas: int,
+    rng: np.random.Generator,
+) -> ReplicaArray:
+    """Experts on devices in random order, as even as the capacities allow, and random links.
+
+    Args:
+        num_experts: E.
+        capacity: Replicas that each device may hold [D]; the sum is at least E.
+        max_replicas: Replicas in all; at least E.
+        rng: Where chance comes from.
+
+    Returns:
+        uint8 [E, D]; fewer than ``max_replicas`` where there is no room.
+    """
+    home = seat_homes(num_experts, capacity)
+    replicas_ED = np.zeros((num_experts, len(capacity)), dtype=np.uint8)
+    free = list(capacity)
+    for expert, device in zip(rng.permutation(num_experts).tolist(), home, strict=True):
+        replicas_ED[expert, device] = 1
+        free[device] -= 1
+    left = max_replicas - num_experts
+    for place in rng.permutation(replicas_ED.size).tolist():
+        expert, device = divmod(place, len(capacity))
+        if left > 0 and free[device] > 0 and not replicas_ED[expert, device]:
+            replicas_ED[expert, device] = 1
+            free[device] -= 1
+            left -= 1
+    return replicas_ED
+
+
+def rename_devices(
+    replicas_ED: ReplicaArray, like_ED: ReplicaArray, capacity: Sequence[int]
+) -> ReplicaArray:
+    """Let devices of equal capacity trade places so that few replicas differ from another set.
+
+    Args:
+        replicas_ED: A set, uint8 [E, D].
+        like_ED: The set to resemble, uint8 [E, D].
+        capacity: Replicas that each device may hold [D].
+
+    Returns:
+        The set with its columns reordered.
+    """
+    devices = len(capacity)
+    common_DD = replicas_ED.T.astype(np.int64) @ like_ED.astype(np.int64)
+    order = np.argsort(-common_DD, axis=None, kind="stable").tolist()
+    renamed_ED = np.zeros_like(replicas_ED)
+    taken: set[int] = set()
+    placed: set[int] = set()
+    for pair in order:
+        source, target = divmod(pair, devices)
+        fits = capacity[source] == capacity[target]
+        if source not in placed and target not in taken and fits:
+            renamed_ED[:, target] = replicas_ED[:, source]
+            placed.add(source)
+            taken.add(target)
+    return renamed_ED
+
+
 def carry_over(
     previous_ED: ReplicaArray, capacity: Sequence[int], max_replicas: int
 ) -> ReplicaArray:
