@@ -165,9 +165,11 @@ def _plan_layer(
         capacity_D=capacity_D,
     )
     try:
-        return before_ED, policies.planner.plan(request).replicas_ED
+        planned_ED = policies.planner.plan(request).replicas_ED
     except PlanError as error:  # the loads are good, so it is the devices or slots
         raise ConfigError(f"{policies.name}: {error}") from error
+    # A second copy on the same device would only waste its slot: a placement leaves it empty.
+    return before_ED, (planned_ED > 0).astype(np.uint8)
 
 
 def _current_ED(task: PlacementTask, row: int) -> ReplicaArray:

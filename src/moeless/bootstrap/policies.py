@@ -28,7 +28,7 @@ ORACLE = "oracle"
 
 _SERVERFUL = frozenset({"static", "eplb", "swift", ORACLE})
 _SLOTTED = frozenset({"eplb", "swift"})
-_SPLITTERS = {"moeless": "min_time"}
+_SPLITTERS = {"moeless": "min_time", "eplb": "slots"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -176,7 +176,7 @@ class Controller:
                 started=len(diff.start),
                 retired=len(diff.retire),
                 kept=diff.kept,
-                replicas=int(plan.replicas_ED.sum()),
+                replicas=int(np.count_nonzero(plan.replicas_ED)),
             )
         )
 

@@ -11,6 +11,9 @@ LoadArray = NDArray[np.float64]
 CountArray = NDArray[np.int64]
 ReplicaArray = NDArray[np.uint8]
 
+MAX_COPIES = 255
+"""Largest number of copies of one expert on one device that a plan can say."""
+
 MAX_LOAD = 2.0**53
 """Largest load of one expert, in tokens: beyond it a float no longer counts exactly."""
 
@@ -50,7 +53,8 @@ class PlanRequest:
         step: Iteration the plan is for.
         layer: MoE layer.
         load_E: Expected tokens per logical expert, float64 [E].
-        previous_ED: The layer's plan in force, uint8 [E, D]; all zero before the first.
+        previous_ED: The layer's plan in force with its numbers of copies, uint8 [E, D]; all zero
+            before the first.
         alive_ED: Replicas that are warm now (kept alive ones included), uint8 [E, D].
         capacity_D: Replicas of this layer that each device may hold, int64 [D].
     """
@@ -80,7 +84,9 @@ class Plan:
     Args:
         step: Iteration the plan was made for.
         layer: MoE layer.
-        replicas_ED: 1 where a replica of expert e should be on device d, uint8 [E, D].
+        replicas_ED: Copies of expert e that device d should have, uint8 [E, D]: 1 for a replica,
+            more where a planner spends several slots of the device on the expert. A function is
+            loaded once whatever the number; see ``core.copies`` for what copies mean.
         load_E: The expected load it was made for [E]; also the priority of its loads.
         release: Whether replicas that it no longer contains leave their devices as soon as their
             expert is warm elsewhere, instead of staying until their keep-alive ends.
@@ -95,7 +101,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanDiff:
-    """What a plan changes.
+    """What a plan changes. Replicas are function instances here, however many copies one has.
 
     Args:
         layer: MoE layer.

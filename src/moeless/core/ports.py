@@ -41,8 +41,9 @@ class Planner(Protocol):
     def plan(self, request: PlanRequest) -> Plan:
         """Choose replicas.
 
-        Every expert with a positive expected load has at least one replica, no expert has two
-        on one device, and no device holds more than its capacity.
+        Every expert with a positive expected load has at least one replica, and no device has
+        more copies than its capacity. An expert has several copies on a device only if the
+        planner's slots are fixed and its splitter divides by copies (``core.copies``).
 
         Raises:
             PlanError: The capacities cannot hold one replica of each expert.
@@ -51,14 +52,20 @@ class Planner(Protocol):
 
 
 class Splitter(Protocol):
-    """Divides true token counts over warm replicas. Pure, deterministic, on the token path."""
+    """Divides true token counts over warm replicas. Pure, deterministic, on the token path.
 
-    def split(self, count_E: CountArray, replicas_ED: NDArray[np.bool_]) -> CountArray:
+    A splitter with a true attribute ``divides_by_copies`` is given copies instead of flags.
+    """
+
+    def split(
+        self, count_E: CountArray, replicas_ED: NDArray[np.bool_] | ReplicaArray
+    ) -> CountArray:
         """Divide tokens.
 
         Args:
             count_E: Tokens routed to each expert, int64 [E].
-            replicas_ED: Usable replicas [E, D]; at least one where ``count_E`` is positive.
+            replicas_ED: Usable replicas, bool [E, D], or the copies behind each of them, uint8;
+                at least one where ``count_E`` is positive.
 
         Returns:
             Tokens of each replica, int64 [E, D]; rows sum to ``count_E``, zero off the replicas.
@@ -92,7 +99,7 @@ class Placement(Protocol):
         ...
 
     def planned_ED(self, layer: int) -> ReplicaArray:
-        """The layer's plan in force, uint8 [E, D]."""
+        """Copies in the layer's plan in force, uint8 [E, D]."""
         ...
 
     def capacity_D(self, layer: int) -> CountArray:

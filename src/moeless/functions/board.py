@@ -56,7 +56,7 @@ class Board:
     warm_LED: NDArray[np.uint8]
     """1 where an instance is warm."""
     planned_LED: NDArray[np.uint8]
-    """1 where the plan in force has a replica."""
+    """Copies that the plan in force has of each replica; see ``core.copies``."""
     plan_step_L: NDArray[np.int64]
     """Latest step that each layer's plan was made for."""
     device_up_D: NDArray[np.int64]

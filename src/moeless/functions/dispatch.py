@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from moeless.core.copies import copies_held_ED, divides_by_copies
 from moeless.core.model import ModelSpec
 from moeless.core.plan import CountArray
 from moeless.core.ports import Splitter
@@ -112,6 +113,7 @@ class ExpertDispatcher:
         self._board = client.board
         self._invoker = invoker
         self._splitter = splitter
+        self._divides_by_copies = divides_by_copies(splitter)
         self._forecast = forecast
         self._lookahead = lookahead
         self._load_timeout_s = load_timeout_s
@@ -182,8 +184,8 @@ class ExpertDispatcher:
         Also notes whether the plan was in force and how many of its replicas were warm.
         """
         board = self._board
-        usable_ED: NDArray[np.bool_] = (board.warm_LED[layer] & board.planned_LED[layer]).view(
-            np.bool_
+        usable_ED: NDArray[np.bool_] = np.logical_and(
+            board.warm_LED[layer], board.planned_LED[layer]
         )
         self.stats.record_plan(
             early=not self._client.wants_loads or int(board.plan_step_L[layer]) >= self._step,
@@ -230,7 +232,7 @@ class ExpertDispatcher:
         done_ED: CountArray | None = None
         while work.is_open:
             ticket, ready_E = self._demand_missing(layer, work, usable_ED)
-            share_ED = self._split(ready_E, usable_ED)
+            share_ED = self._split(layer, ready_E, usable_ED)
             segments = work.segments(share_ED)
             self._invoker.begin(layer, x_TH=x_TH, token_S=token_S, segments=segments, y_SH=y_SH)
             self._announce()  # the devices are busy now: time to look ahead
@@ -292,9 +294,13 @@ class ExpertDispatcher:
         ready_E[missing] = 0
         return ticket, ready_E
 
-    def _split(self, ready_E: CountArray, usable_ED: NDArray[np.bool_]) -> CountArray:
+    def _split(self, layer: int, ready_E: CountArray, usable_ED: NDArray[np.bool_]) -> CountArray:
         began_s = time.perf_counter()
-        share_ED = self._splitter.split(ready_E, usable_ED)
+        if self._divides_by_copies:
+            copies_ED = copies_held_ED(usable_ED, self._board.planned_LED[layer])
+            share_ED = self._splitter.split(ready_E, copies_ED)
+        else:
+            share_ED = self._splitter.split(ready_E, usable_ED)
         self.stats.split_s.add(time.perf_counter() - began_s)
         return share_ED
 

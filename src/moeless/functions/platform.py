@@ -127,7 +127,7 @@ class ModelPlacement:
         return alive
 
     def planned_ED(self, layer: int) -> ReplicaArray:
-        """The layer's plan in force, uint8 [E, D]."""
+        """Copies in the layer's plan in force, uint8 [E, D]."""
         planned: ReplicaArray = self.board.planned_LED[layer].copy()
         return planned
 
@@ -144,7 +144,8 @@ class ModelPlacement:
     def apply(self, plan: Plan, *, decision_s: float) -> PlanDiff:
         """Put a plan in force and start what is missing.
 
-        Experts without expected tokens keep their replicas, but none is started for them.
+        Experts without expected tokens keep their replicas, but none is started for them. Of an
+        expert that has several copies on a device one instance is loaded, and counted.
 
         Args:
             plan: The plan.
@@ -200,7 +201,7 @@ class ModelPlacement:
         retired_ED = warm_ED > planned_ED
         if not retired_ED.any():
             return []
-        served_E = np.bitwise_and(warm_ED, planned_ED).any(axis=1)
+        served_E = np.logical_and(warm_ED, planned_ED).any(axis=1)
         found = np.argwhere(retired_ED & served_E[:, None])
         if not self.releases_L[layer]:
             assert self.max_replicas is not None
@@ -547,7 +548,7 @@ class Platform:
         layer, expert = instance.function.layer, instance.function.expert
         warm_D = model.board.warm_LED[layer, expert]
         return (
-            float(model.board.planned_LED[layer, expert, instance.device]),
+            float(model.board.planned_LED[layer, expert, instance.device] > 0),
             -float(self.needed_in(instance.function)),
             float(warm_D.sum() <= 1),
             float(model.board.used_ns_LED[layer, expert, instance.device]),

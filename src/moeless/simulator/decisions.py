@@ -40,7 +40,7 @@ class DeferredPlacement:
         return self._model.alive_ED(layer)
 
     def planned_ED(self, layer: int) -> ReplicaArray:
-        """The layer's plan in force, uint8 [E, D]."""
+        """Copies in the layer's plan in force, uint8 [E, D]."""
         return self._model.planned_ED(layer)
 
     def capacity_D(self, layer: int) -> CountArray:

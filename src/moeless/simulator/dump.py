@@ -14,6 +14,8 @@ from moeless.simulator.recording import Recording
 def write_dump(recordings: Mapping[str, Recording], path: Path) -> None:
     """Write ``P/device_tokens`` [S, L, D] and ``P/replicas`` [S, L, E, D] for each policy P.
 
+    Replicas are numbers of warm copies: 0 or 1, and more where a policy's slots repeat an expert.
+
     Policies without recorded replicas (the oracle has none) are left out. Equal recordings give
     equal bytes.
 

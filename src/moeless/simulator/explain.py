@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeless.core.events import InstanceEvicted, InstanceLoaded
-from moeless.core.plan import CountArray
+from moeless.core.plan import CountArray, ReplicaArray
 from moeless.simulator.decisions import DeferredPlacement
 from moeless.simulator.layer_timer import TimeModel
 from moeless.simulator.stopwatch import TimedPlanner
@@ -25,7 +25,7 @@ class LayerRun:
         gate_s: When its gate spoke.
         count_E: Tokens of each expert, int64 [E].
         warm_ED: Warm replicas at that time [E, D].
-        planned_ED: Planned replicas at that time [E, D].
+        planned_ED: Planned copies at that time, uint8 [E, D].
         share_ED: Tokens of each replica, int64 [E, D].
         seconds: Time of the layer.
     """
@@ -35,7 +35,7 @@ class LayerRun:
     gate_s: float
     count_E: CountArray
     warm_ED: BoolArray
-    planned_ED: BoolArray
+    planned_ED: ReplicaArray
     share_ED: CountArray
     seconds: float
 
@@ -137,5 +137,7 @@ class Explainer:
         }
 
 
-def _devices_of(replicas_ED: BoolArray) -> list[list[int]]:
-    return [np.flatnonzero(row_D).tolist() for row_D in replicas_ED]
+def _devices_of(copies_ED: BoolArray | ReplicaArray) -> list[list[int]]:
+    """The devices of each expert, as often as they have copies of it."""
+    devices_D = np.arange(copies_ED.shape[1])
+    return [np.repeat(devices_D, row_D).tolist() for row_D in copies_ED]

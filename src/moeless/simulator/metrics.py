@@ -3,6 +3,10 @@
 Symbols: S steps, L MoE layers, E logical experts, D devices; W tokens of an expert, Q tokens of a
 layer-step (all its assignments), A experts among them that have any. The warm-up (the first 10%
 of steps) is left out of every figure, and so are layer-steps without tokens.
+
+EPLB may have several copies of an expert on a device. Numbers of replicas, the memory factor and
+the accounting ``paper`` count each copy, as it takes a slot; loads, touched experts and the
+accounting ``resident`` count the instance once, as its weights are on the device once here.
 """
 
 from dataclasses import dataclass

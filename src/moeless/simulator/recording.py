@@ -19,14 +19,15 @@ class Recording:
 
     Args:
         device_tokens_SLD: Tokens that each device computed, int64 [S, L, D].
-        warm_SL: Warm replicas when the layer's gate spoke, int64 [S, L].
+        warm_SL: Warm copies when the layer's gate spoke, int64 [S, L]: where the splitter divides
+            by copies an instance counts as often as the plan has it, else once.
         layer_s_SL: Time of the layer, waiting for loads included, in seconds [S, L].
         busy_s_SL: Execution time of all devices together, in seconds [S, L].
         cold_SL: Replicas loaded onto a device during the step, int64 [S, L].
         blocking_SL: Those of them that a token waited for, int64 [S, L].
         start_s_S: When each step started, in seconds from the trace's start [S].
         resident_gb_s_S: Bytes on devices times time, from the start until each step's start, and
-            until the end of the last one, in GB·s [S + 1].
+            until the end of the last one, in GB·s [S + 1]; each instance counts once.
         end_s: When the last step ended.
         replicas_SLED: Warm copies when the layer's gate spoke, uint8 [S, L, E, D]; None unless
             asked for.

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeless.control.search import as_searching
-from moeless.core.plan import CountArray, Plan, PlanRequest
+from moeless.core.copies import divides_by_copies
+from moeless.core.plan import CountArray, Plan, PlanRequest, ReplicaArray
 from moeless.core.ports import Planner, Splitter
 
 
@@ -53,9 +54,12 @@ class TimedSplitter:
 
     def __init__(self, splitter: Splitter) -> None:
         self.splitter = splitter
+        self.divides_by_copies = divides_by_copies(splitter)
         self.seconds: array[float] = array("d")
 
-    def split(self, count_E: CountArray, replicas_ED: NDArray[np.bool_]) -> CountArray:
+    def split(
+        self, count_E: CountArray, replicas_ED: NDArray[np.bool_] | ReplicaArray
+    ) -> CountArray:
         """Divide tokens as the splitter does."""
         began_s = perf_counter()
         share_ED = self.splitter.split(count_E, replicas_ED)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from moeless.core.copies import copies_held_ED, divides_by_copies
 from moeless.core.plan import CountArray
 from moeless.core.ports import Splitter
 from moeless.errors import FunctionError, UnavailableError
@@ -44,6 +45,8 @@ class TokenPath:
         recording: Filled step by step.
         explainer: Shown the layer runs, or None.
         on_step: Called with each step's index before it starts.
+        before_gate: Does what happens on the platform before a (step, layer), where that does not
+            follow from simulated time; or None.
     """
 
     trace: RoutingTrace
@@ -60,12 +63,14 @@ class TokenPath:
     recording: Recording
     explainer: Explainer | None
     on_step: Callable[[int], None]
+    before_gate: Callable[[int, int], None] | None = None
     finished: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         assert self.trace.time_s_N is not None
         self._arrival_s: list[float] = (self.trace.time_s_N - self.trace.time_s_N[0]).tolist()
         self._board = self.model.board
+        self._divides_by_copies = divides_by_copies(self.splitter)
         self._tickets = 0
         self._waiting = False
         self._result: DemandResult | None = None
@@ -126,24 +131,26 @@ class TokenPath:
         expected_LE: NDArray[np.float64] | None,
     ) -> Iterator[float | None]:
         board, clock, recording = self._board, self.loop.clock, self.recording
-        gate_s = clock.time_s
-        if self.model.held_back:
+        if self.before_gate is not None:
+            self.before_gate(step, layer)
+        elif self.model.held_back:
             board.layer[0] = -1  # the layer before has ended, this one has not begun
             self.platform.release_held_back(self.model)
+        gate_s = clock.time_s
         board.layer[0] = layer
         self._note_warm(step, layer)
         warm_ED, planned_ED = board.warm_LED[layer], board.planned_LED[layer]
-        usable_ED: BoolArray = (warm_ED & planned_ED).view(np.bool_)
+        usable_ED: BoolArray = np.logical_and(warm_ED, planned_ED)
         seen = None
         if self.explainer is not None and self.explainer.is_asked(step, layer):
-            seen = (warm_ED.astype(np.bool_), planned_ED.astype(np.bool_))
+            seen = (warm_ED.astype(np.bool_), planned_ED.copy())
         if self.intake is not None:
             self._announce(step, layer, count_E, expected_LE, self.intake)
 
         open_E, device_tokens_D, done_ED = count_E, recording.device_tokens_SLD[step, layer], None
         while True:
             ticket, ready_E = self._demand_missing(layer, open_E, usable_ED)
-            share_ED = self.splitter.split(ready_E, usable_ED)
+            share_ED = self._split(layer, ready_E, usable_ED)
             tokens_D = np.add.reduce(share_ED, axis=0)
             device_tokens_D += tokens_D
             run_s, busy_s = self.timer.measure(share_ED, tokens_D)
@@ -173,11 +180,21 @@ class TokenPath:
             )
             self.explainer.explain(run)
 
+    def _split(self, layer: int, ready_E: CountArray, usable_ED: BoolArray) -> CountArray:
+        if self._divides_by_copies:
+            copies_ED = copies_held_ED(usable_ED, self._board.planned_LED[layer])
+            return self.splitter.split(ready_E, copies_ED)
+        return self.splitter.split(ready_E, usable_ED)
+
     def _note_warm(self, step: int, layer: int) -> None:
-        warm_ED = self._board.warm_LED[layer]
-        self.recording.warm_SL[step, layer] = np.count_nonzero(warm_ED)
+        held_ED = self._board.warm_LED[layer]
+        warm = np.count_nonzero(held_ED)
+        if self._divides_by_copies:
+            held_ED = copies_held_ED(held_ED, self._board.planned_LED[layer])
+            warm = held_ED.sum(dtype=np.int64)
+        self.recording.warm_SL[step, layer] = warm
         if self.recording.replicas_SLED is not None:
-            self.recording.replicas_SLED[step, layer] = warm_ED
+            self.recording.replicas_SLED[step, layer] = held_ED
         if self.explainer is not None:
             self.explainer.note_gate(step, layer)
 

@@ -64,7 +64,8 @@ class RuntimeSnapshot:
         steps: Iterations of the engine.
         tokens_LE: Tokens routed to each expert, int64 [L, E].
         replicas_LED: Warm replicas now, uint8 [L, E, D].
-        planned_LED: Plans in force, uint8 [L, E, D].
+        planned_LED: Copies in the plans in force, uint8 [L, E, D]; more than 1 only where a
+            policy's slots repeat an expert on a device.
         device_tokens_LD: Tokens computed by each device, int64 [L, D].
         straggler_mean_L: Mean over steps of max device tokens / ceil(mean device tokens),
             float64 [L]; NaN for a layer without tokens so far.

@@ -139,6 +139,25 @@ def test_figures_can_be_recomputed_from_the_dump(everything, steps):
             assert figures["memory_factor"] == pytest.approx(held.mean() / 8)
 
 
+def test_eplb_is_as_unbalanced_as_the_original_where_it_repeats_an_expert(tmp_path):
+    """deepseek-ai/EPLB has 9 copies of the hot expert on 8 GPUs: mean / max GPU load is 0.563."""
+    path = tmp_path / "hot.npz"
+    # Nine times 800 tokens, so that each of nine copies gets a whole number of them.
+    write_trace(make_trace([[[7200, 0, 0, 0, 0, 0, 0, 0]]] * 40), path)
+    replay(
+        *("--routing", path, "--expert-shape", "64x64", "--devices", 8, "--policies", "eplb"),
+        *("--memory-factor", 2, "--eplb-interval", 2),
+        *("--json", tmp_path / "out.json", "--dump", tmp_path / "out.npz"),
+    )
+    with np.load(tmp_path / "out.npz") as dump:
+        tokens_D = dump["eplb/device_tokens"][-1, 0]
+        copies_ED = dump["eplb/replicas"][-1, 0]
+    assert tokens_D.mean() / tokens_D.max() == 0.5625
+    assert copies_ED.max() == 2
+    figures = load(tmp_path / "out.json")["policies"]["eplb"]
+    assert figures["straggler_ratio"]["max"] == pytest.approx(1 / 0.5625)
+
+
 def test_another_seed_gives_other_noise(everything, steps, tmp_path):
     replay(
         *("--routing", steps, "--expert-shape", "64x64", "--devices", 4, "--policies", "paper"),

@@ -51,7 +51,7 @@ class Host:
             assert function.layer != board.layer[0], "its layer is being computed"
             planned_D = board.planned_LED[function.layer, function.expert]
             assert not planned_D[self.device]
-            assert (planned_D & board.warm_LED[function.layer, function.expert]).any()
+            assert planned_D[board.warm_LED[function.layer, function.expert] > 0].any()
         self.orders.append(("evict", function, reason))
 
     @property
@@ -135,8 +135,9 @@ class PlatformMachine(RuleBasedStateMachine):
         for expert in range(EXPERTS):
             load_E[expert] = data.draw(st.integers(0, 3))
             for device in data.draw(st.sets(st.integers(0, len(self.slots) - 1))):
-                if replicas_ED[:, device].sum() < self.slots[device]:
-                    replicas_ED[expert, device] = 1
+                free = self.slots[device] - int(replicas_ED[:, device].sum())
+                if free > 0:
+                    replicas_ED[expert, device] = data.draw(st.integers(1, min(free, 3)))
         self.last_plan = Plan(
             step=1, layer=layer, replicas_ED=replicas_ED, load_E=load_E, release=release
         )

@@ -16,6 +16,7 @@ from moeless.policies.predictors.previous import PreviousPredictor
 from moeless.policies.predictors.window import WindowPredictor
 from moeless.policies.splitters.even import EvenSplitter
 from moeless.policies.splitters.min_time import MinTimeSplitter
+from moeless.policies.splitters.slots import SlotSplitter
 
 
 def build(name, *, options=None, **keywords):
@@ -33,7 +34,7 @@ def build(name, *, options=None, **keywords):
     [
         ("static", EvenSplitter, PreviousPredictor, None, False, False),
         ("paper", EvenSplitter, PreviousPredictor, None, True, True),
-        ("eplb", EvenSplitter, WindowPredictor, 600.0, True, False),
+        ("eplb", SlotSplitter, WindowPredictor, 600.0, True, False),
         ("swift", EvenSplitter, WindowPredictor, 60.0, True, False),
         ("moeless", MinTimeSplitter, PreviousPredictor, None, True, True),
     ],

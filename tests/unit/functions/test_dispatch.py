@@ -10,6 +10,7 @@ from moeless.functions.board import Board
 from moeless.functions.dispatch import Answer, ExpertDispatcher
 from moeless.functions.host import FAILED, NOT_WARM, OK
 from moeless.policies.splitters.even import EvenSplitter
+from moeless.policies.splitters.slots import SlotSplitter
 
 LAYERS, EXPERTS, TOP_K, HIDDEN = 2, 6, 2, 4
 
@@ -124,14 +125,17 @@ def dense(invoker, layer, x_TH, ids_TK, weights_TK):
     return y_TH
 
 
-def make(num_devices=2, *, warm=True, spec=None, **keywords):
+def make(num_devices=2, *, warm=True, spec=None, splitter=None, **keywords):
     client = Client(num_devices)
     invoker = Invoker(client, **keywords)
     if warm:
         client.board.warm_LED[:] = 1
         client.board.planned_LED[:] = 1
     dispatcher = ExpertDispatcher(
-        spec or make_spec(), client=client, invoker=invoker, splitter=EvenSplitter()
+        spec or make_spec(),
+        client=client,
+        invoker=invoker,
+        splitter=splitter or EvenSplitter(),
     )
     return dispatcher, client, invoker
 
@@ -203,6 +207,34 @@ def test_a_planned_replica_is_preferred_and_an_unplanned_one_is_better_than_wait
         assert expert >= 3 or device == 1
 
 
+@pytest.mark.parametrize(
+    ("splitter", "shares"), [(SlotSplitter(), (40, 20)), (EvenSplitter(), (30, 30))]
+)
+def test_a_device_with_two_copies_takes_two_shares_if_the_splitter_divides_by_copies(
+    splitter, shares
+):
+    dispatcher, client, invoker = make(splitter=splitter)
+    client.board.planned_LED[0, :, 0] = 2
+    x_TH, _, weights_TK = draw_tokens(60)
+    tokens = (x_TH, torch.tensor([[0, 1]] * 60), weights_TK)
+    torch.testing.assert_close(dispatcher(0, *tokens), dense(invoker, 0, *tokens))
+    for expert in (0, 1):
+        given = {d: rows for _, e, d, rows in invoker.invocations if e == expert}
+        assert (given[0], given[1]) == shares
+    assert dispatcher.stats.planned_replicas == dispatcher.stats.warm_replicas == 2 * EXPERTS
+
+
+def test_a_cold_device_gets_no_share_for_its_copies_and_an_unplanned_replica_gets_one():
+    dispatcher, client, invoker = make(3, warm=False, splitter=SlotSplitter())
+    client.board.planned_LED[0, :, 0] = 2
+    client.board.warm_LED[0, :, 1:] = 1
+    tokens = draw_tokens(60)
+    torch.testing.assert_close(dispatcher(0, *tokens), dense(invoker, 0, *tokens))
+    assert client.demanded == []
+    rows = [sum(n for _, _, d, n in invoker.invocations if d == device) for device in range(3)]
+    assert rows == [0, 60, 60]
+
+
 def test_warm_experts_are_computed_before_a_cold_one_is_waited_for():
     dispatcher, client, invoker = make(warm=False)
     client.board.warm_LED[0, :5, 0] = client.board.planned_LED[0, :5, 0] = 1
@@ -221,7 +253,8 @@ def test_warm_experts_are_computed_before_a_cold_one_is_waited_for():
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_replicas_that_vanish_or_fail_at_random_change_nothing(seed):
+@pytest.mark.parametrize("splitter", [EvenSplitter(), SlotSplitter()], ids=["even", "slots"])
+def test_replicas_that_vanish_or_fail_at_random_change_nothing(seed, splitter):
     random = np.random.default_rng(seed)
     failed = set()
 
@@ -236,9 +269,9 @@ def test_replicas_that_vanish_or_fail_at_random_change_nothing(seed):
             return FAILED
         return OK
 
-    dispatcher, client, invoker = make(4, misbehave=misbehave)
+    dispatcher, client, invoker = make(4, misbehave=misbehave, splitter=splitter)
     client.board.warm_LED[:] = random.random(client.board.warm_LED.shape) < 0.7
-    client.board.planned_LED[:] = random.random(client.board.warm_LED.shape) < 0.7
+    client.board.planned_LED[:] = random.choice(4, size=client.board.warm_LED.shape)
     for layer in range(LAYERS):
         failed.clear()
         tokens = draw_tokens(50, seed=seed)

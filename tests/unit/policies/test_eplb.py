@@ -7,7 +7,6 @@ from moeless.policies.planners import PLANNERS
 from moeless.policies.planners.eplb import EplbPlanner
 from moeless.policies.planners.eplb_rebalance import rebalance_experts
 from moeless.policies.planners.eplb_slots import expected_load_D
-from moeless.policies.planners.eplb_split import SlotSplitter
 
 
 def request(load, capacity, previous=None):
@@ -59,25 +58,30 @@ def test_a_re_plan_fills_the_slots_as_the_function_does():
     assert held(plan.replicas_ED) == [sorted(set(row)) for row in slots.tolist()]
 
 
-def test_a_slot_that_repeats_its_device_s_expert_is_counted_but_not_planned_twice():
+def test_a_slot_that_repeats_its_device_s_expert_is_a_second_copy_there():
     plan = EplbPlanner().plan(request([800, 0, 0, 0, 0, 0, 0, 0], [2] * 8))
-    assert plan.replicas_ED.max() == 1
-    assert plan.copies_ED.sum(axis=0).tolist() == [2] * 8
-    assert plan.copies_ED[0].sum() == 9
-    assert (plan.replicas_ED == (plan.copies_ED > 0)).all()
+    assert plan.replicas_ED.dtype == np.uint8
+    assert plan.replicas_ED.sum(axis=0).tolist() == [2] * 8
+    assert sorted(plan.replicas_ED[0].tolist()) == [1] * 7 + [2]
+
+
+def test_more_copies_than_a_plan_can_say_are_cut():
+    load = np.zeros(512)
+    load[3] = 1e6
+    plan = EplbPlanner().plan(request(load, [512] * 2))
+    assert plan.replicas_ED[3].tolist() == [255, 255]
 
 
 def test_its_balance_is_that_of_even_shares_per_slot():
     plan = EplbPlanner().plan(request([500, 300, 10, 10, 10, 10, 10, 10], [2] * 8))
-    load_D = expected_load_D(plan.load_E, plan.copies_ED)
+    load_D = expected_load_D(plan.load_E, plan.replicas_ED)
     assert load_D.mean() / load_D.max() == pytest.approx(0.717, abs=5e-4)
 
 
 def test_without_any_load_the_plan_in_force_stays():
-    previous = np.array([[1, 0], [0, 1], [0, 1]])
+    previous = np.array([[2, 0], [0, 1], [0, 1]])
     plan = EplbPlanner().plan(request([0, 0, 0], [3, 3], previous))
     assert (plan.replicas_ED == previous).all()
-    assert (plan.copies_ED == previous).all()
 
 
 def test_without_any_load_a_plan_that_no_longer_fits_is_replaced():
@@ -89,7 +93,7 @@ def test_without_any_load_a_plan_that_no_longer_fits_is_replaced():
 def test_a_device_out_of_service_has_no_slots_and_nodes_are_ignored_then():
     planner = EplbPlanner(memory_factor=1.5, num_groups=2, num_nodes=2)
     plan = planner.plan(request([9, 7, 5, 3], [4, 4, 0, 4]))
-    assert plan.copies_ED.sum(axis=0).tolist() == [2, 2, 0, 2]
+    assert plan.replicas_ED.sum(axis=0).tolist() == [2, 2, 0, 2]
 
 
 def test_groups_stay_on_their_node():
@@ -101,7 +105,7 @@ def test_groups_stay_on_their_node():
 
 def test_the_smallest_device_bounds_the_slots_of_all():
     plan = EplbPlanner().plan(request([4, 3, 2, 1], [4, 2, 4]))
-    assert plan.copies_ED.sum(axis=0).tolist() == [2, 2, 2]
+    assert plan.replicas_ED.sum(axis=0).tolist() == [2, 2, 2]
 
 
 def test_slots_that_cannot_be_equal_are_reported_with_the_device():
@@ -164,19 +168,3 @@ def test_loads_beyond_single_precision_are_told_apart():
 def test_options_out_of_range_are_refused(options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         EplbPlanner(**options)
-
-
-def test_the_slot_splitter_gives_two_shares_for_two_slots():
-    copies = np.array([[2, 1], [0, 1]])
-    assert SlotSplitter().split(np.array([9, 4]), copies).tolist() == [[6, 3], [0, 4]]
-
-
-def test_the_slot_splitter_gives_left_over_tokens_to_the_least_loaded_device():
-    copies = np.array([[1, 1], [2, 1]])
-    assert SlotSplitter().split(np.array([1, 4]), copies).tolist() == [[0, 1], [3, 1]]
-
-
-@pytest.mark.parametrize("count", [[-1, 0], [0, 1]])
-def test_the_slot_splitter_refuses_what_it_cannot_divide(count):
-    with pytest.raises(PlanError, match=r"expert [01]: -?1 tokens for"):
-        SlotSplitter().split(np.array(count), np.array([[1], [0]]))

@@ -33,7 +33,7 @@ def test_every_built_in_policy_can_be_made_by_name():
 def test_the_built_in_names_are_pinned():
     assert PREDICTORS.names() == ("ewma", "previous", "window")
     assert PLANNERS.names() == ("eplb", "moeless", "paper", "static", "swift")
-    assert SPLITTERS.names() == ("even", "min_time")
+    assert SPLITTERS.names() == ("even", "min_time", "slots")
     assert KEEP_ALIVES.names() == ("fixed",)
 
 

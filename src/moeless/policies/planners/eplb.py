@@ -1,10 +1,6 @@
 """DeepSeek's EPLB as a planner: fixed slots, filled anew from history at every re-plan."""
 
-from dataclasses import dataclass
-
-import numpy as np
-
-from moeless.core.plan import CountArray, Plan, PlanRequest, checked_load
+from moeless.core.plan import Plan, PlanRequest, checked_load
 from moeless.errors import ConfigError
 from moeless.policies.planners.eplb_rebalance import rebalance_experts
 from moeless.policies.planners.eplb_slots import (
@@ -15,24 +11,11 @@ from moeless.policies.planners.eplb_slots import (
 )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class EplbPlan(Plan):
-    """A plan that also says how EPLB fills its slots.
-
-    EPLB may spend two slots of a device on one expert, and then routes two shares of its tokens
-    there. A function has at most one instance on a device, so ``replicas_ED`` has a plain 1 there
-    and the second slot stays empty: an even split over devices gives that device one share.
-
-    Args:
-        copies_ED: Slots that each device spends on each expert, int64 [E, D]; for the original's
-            own balance see ``eplb_slots.expected_load_D``.
-    """
-
-    copies_ED: CountArray
-
-
 class EplbPlanner:
     """Redundant experts chosen and packed by DeepSeek's algorithm.
+
+    It may spend several slots of a device on one expert. A plan then has as many copies there, for
+    a splitter that gives each its share (``slots``), and has them in place of other experts.
 
     Before any load is known (the first request, if its loads are all alike) the experts are
     seated in index order, over and over, until the slots are full. Without any load the plan in
@@ -64,7 +47,7 @@ class EplbPlanner:
         self._num_groups = num_groups
         self._num_nodes = num_nodes
 
-    def plan(self, request: PlanRequest) -> EplbPlan:
+    def plan(self, request: PlanRequest) -> Plan:
         """Choose replicas.
 
         Raises:
@@ -75,7 +58,7 @@ class EplbPlanner:
         layout = lay_out_slots(request, memory_factor=self._memory_factor, planner="eplb")
         previous_ED = standing_ED(request)
         if previous_ED is not None and not load_E.any():
-            copies_ED = previous_ED.astype(np.int64)
+            copies_ED = previous_ED
         elif previous_ED is None and knows_nothing(load_E):
             copies_ED = layout.copies_ED(layout.initial_slots_R())
         else:
@@ -88,11 +71,10 @@ class EplbPlanner:
                 num_nodes=self._num_nodes if whole else 1,
             )
             copies_ED = layout.copies_ED(slots_R)
-        return EplbPlan(
+        return Plan(
             step=request.step,
             layer=request.layer,
-            replicas_ED=(copies_ED > 0).astype(np.uint8),
+            replicas_ED=copies_ED,
             load_E=load_E,
             release=True,
-            copies_ED=copies_ED,
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from moeless.core.plan import CountArray, LoadArray, PlanRequest, ReplicaArray
+from moeless.core.plan import MAX_COPIES, CountArray, LoadArray, PlanRequest, ReplicaArray
 from moeless.errors import ConfigError, PlanError
 from moeless.policies.planners.feasibility import checked_capacity
 
@@ -32,15 +32,15 @@ class SlotLayout:
         """R, slots in all."""
         return self.per_device * len(self.devices)
 
-    def copies_ED(self, slots_R: NDArray[np.int64]) -> CountArray:
-        """Slots that each device spends on each expert, int64 [E, D].
+    def copies_ED(self, slots_R: NDArray[np.int64]) -> ReplicaArray:
+        """Slots that each device spends on each expert, uint8 [E, D]; at most ``MAX_COPIES``.
 
         Args:
             slots_R: Expert of each slot [R], device by device.
         """
         copies: CountArray = np.zeros((self.num_experts, self.num_devices), dtype=np.int64)
         np.add.at(copies, (slots_R, np.repeat(self.devices, self.per_device)), 1)
-        return copies
+        return np.minimum(copies, MAX_COPIES).astype(np.uint8)
 
     def initial_slots_R(self) -> NDArray[np.int64]:
         """Where nothing is known: experts in index order, over and over, [R].
@@ -101,11 +101,11 @@ def lay_out_slots(request: PlanRequest, *, memory_factor: float, planner: str) -
 
 
 def standing_ED(request: PlanRequest) -> ReplicaArray | None:
-    """The plan in force, if it can stay as it is; uint8 [E, D], 0 or 1.
+    """The plan in force with its copies, if it can stay as it is; uint8 [E, D].
 
     None before the first plan, and where it misses an expert or no longer fits the devices.
     """
-    previous_ED = (request.previous_ED > 0).astype(np.uint8)
+    previous_ED = request.previous_ED
     covers = previous_ED.any(axis=1).all()
     fits = (previous_ED.sum(axis=0, dtype=np.int64) <= request.capacity_D).all()
     return previous_ED if covers and fits else None

@@ -7,6 +7,7 @@ SPLITTERS: Registry[Splitter] = Registry(
     "splitter",
     {
         "even": "moeless.policies.splitters.even:EvenSplitter",
+        "slots": "moeless.policies.splitters.slots:SlotSplitter",
         "min_time": "moeless.policies.splitters.min_time:MinTimeSplitter",
     },
 )

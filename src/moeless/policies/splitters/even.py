@@ -5,26 +5,17 @@ from numpy.typing import NDArray
 
 from moeless.core.plan import CountArray
 from moeless.errors import PlanError
-
-_KNOWN_PLACEMENTS = 256
-"""Placements whose device lists are kept; a model has one per layer at a time."""
+from moeless.policies.splitters.equal_shares import EqualShares
 
 
 class EvenSplitter:
-    """Equal shares, in whole tokens.
-
-    Shares of one expert differ by at most one token. First every replica gets the whole part of
-    its share; then the tokens left over go, expert by expert in index order, to the replicas on
-    the devices with the fewest tokens so far (ties: lowest index), so that left-over tokens do not
-    pile up on the first device.
+    """Equal shares per device, in whole tokens; see ``EqualShares``.
 
     Source: the even split of MoEless paper, section 4.2.
-    Cost on the token path: a few numpy calls, plus a short loop over the experts that have tokens
-    left over.
     """
 
     def __init__(self) -> None:
-        self._devices_E: dict[tuple[tuple[int, ...], bytes], list[list[int]]] = {}
+        self._shares = EqualShares()
 
     def split(self, count_E: CountArray, replicas_ED: NDArray[np.bool_]) -> CountArray:
         """Divide tokens.
@@ -49,39 +40,7 @@ class EvenSplitter:
         if np.count_nonzero(usable_ED) == reachable:
             # At most one usable replica per expert: it takes all tokens.
             return np.multiply(count_E[:, None], usable_ED, dtype=np.int64)
-        return self._split_evenly(count_E, usable_ED)
-
-    def _split_evenly(self, count_E: CountArray, usable_ED: NDArray[np.bool_]) -> CountArray:
-        devices_E = self._devices_of_experts(usable_ED)
-        replicas_E = np.add.reduce(usable_ED, axis=1, dtype=np.int64)
-        whole_E, left_E = np.divmod(count_E, np.maximum(replicas_E, 1))
-        share_ED: CountArray = np.multiply(whole_E[:, None], usable_ED, dtype=np.int64)
-        rows = left_E.nonzero()[0].tolist()
-        if not rows:
-            return share_ED
-        left = left_E.tolist()
-        tokens: list[int] = np.add.reduce(share_ED, axis=0).tolist()
-        for expert in rows:
-            # min and sorted are stable, so equally loaded devices stay in index order.
-            if left[expert] == 1:
-                chosen = [min(devices_E[expert], key=tokens.__getitem__)]
-            else:
-                chosen = sorted(devices_E[expert], key=tokens.__getitem__)[: left[expert]]
-            for device in chosen:
-                share_ED[expert, device] += 1
-                tokens[device] += 1
-        return share_ED
-
-    def _devices_of_experts(self, usable_ED: NDArray[np.bool_]) -> list[list[int]]:
-        """The devices of each expert's usable replicas; plans change seldom, so keep a few."""
-        key = (usable_ED.shape, usable_ED.tobytes())
-        known = self._devices_E.get(key)
-        if known is None:
-            if len(self._devices_E) >= _KNOWN_PLACEMENTS:
-                self._devices_E.clear()
-            known = [row.nonzero()[0].tolist() for row in usable_ED]
-            self._devices_E[key] = known
-        return known
+        return self._shares.divide(count_E, usable_ED)
 
 
 def _negative_count(count_E: CountArray) -> PlanError:
