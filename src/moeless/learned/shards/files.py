@@ -1,0 +1,39 @@
+"""Files that are there whole or not at all."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+TEMPORARY_SUFFIX = ".partial"
+"""Of files in the making; whoever continues a directory removes what is left of them."""
+
+_READ_BYTES = 2**20
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Give a path to write to; it gets its name when the block ends without an error.
+
+    Args:
+        path: The final name; a file that is there is replaced.
+    """
+    partial = path.with_name(path.name + TEMPORARY_SUFFIX)
+    try:
+        yield partial
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def sha256_of(path: Path) -> str:
+    """The file's digest, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
