@@ -1,9 +1,9 @@
 """Divides tokens so that the fullest device has as few as possible: a min-max flow.
 
-Water-filling, expert by expert, comes close; augmenting paths from the fullest device then make
-it exact. The result is the optimum of the linear program, rounded up: when the search from the
-fullest device u ends, every device that it reached holds at least max - 1 tokens, and the tokens
-on those devices have nowhere else to go.
+Water-filling, expert by expert, comes close; augmenting paths (Dinic's algorithm: many at a time,
+the shortest first) then make it exact. The result is the optimum of the linear program, rounded
+up: where devices above a level reach none below it, the tokens on all that they reach have nowhere
+else to go, so no split can have a lower level than the mean of those devices.
 
 Loops over integers, compiled by numba at import (and cached on disk), so results are the same on
 every machine. This module must not know about time; see ``fixed_charge`` for splits in which
@@ -61,67 +61,141 @@ def _pour(expert, count, seat_ED, seats, tokens_ED, load_D):
 
 
 @njit(
+    "int64(int64, int64[:, ::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1], int64[::1],"
+    " int32[::1], int32[::1])",
+    cache=True,
+    nogil=True,
+)
+def _rank(level, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D, rank_D, queue):
+    """Rank devices by their distance from those above the level; stop where one is below it.
+
+    Returns:
+        How many devices were reached; negative where one of them is below the level.
+    """
+    devices = len(load_D)
+    tail = 0
+    for d in range(devices):
+        rank_D[d] = -1
+        if load_D[d] > level:
+            rank_D[d] = 0
+            queue[tail] = d
+            tail += 1
+    head = 0
+    found = -1
+    while head < tail:
+        a = queue[head]
+        head += 1
+        if found >= 0 and rank_D[a] >= found:
+            break
+        for i in range(guests_D[a]):
+            e = guest_DE[a, i]
+            if tokens_ED[e, a] == 0:
+                continue
+            for j in range(seats_E[e]):
+                b = seat_ED[e, j]
+                if rank_D[b] < 0:
+                    rank_D[b] = rank_D[a] + 1
+                    queue[tail] = b
+                    tail += 1
+                    if load_D[b] < level:
+                        found = rank_D[b]
+    return -tail if found >= 0 else tail
+
+
+@njit(
+    "void(int64, int64[:, ::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1], int64[::1],"
+    " int32[::1])",
+    cache=True,
+    nogil=True,
+)
+def _push(level, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D, rank_D):
+    """Push tokens from devices above the level to devices below it, along rising ranks only."""
+    devices = len(load_D)
+    guest = np.zeros(devices, np.int32)  # where each device's search for a next hop stands
+    seat = np.zeros(devices, np.int32)
+    path_D = np.empty(devices, np.int32)
+    path_E = np.empty(devices, np.int32)
+    for source in range(devices):
+        if rank_D[source] != 0:
+            continue
+        path_D[0] = source
+        depth = 0
+        while load_D[source] > level:
+            a = path_D[depth]
+            if load_D[a] < level:
+                amount = min(load_D[source] - level, level - load_D[a])
+                for k in range(depth):
+                    amount = min(amount, tokens_ED[path_E[k], path_D[k]])
+                for k in range(depth):
+                    tokens_ED[path_E[k], path_D[k]] -= amount
+                    tokens_ED[path_E[k], path_D[k + 1]] += amount
+                load_D[source] -= amount
+                load_D[a] += amount
+                depth = 0
+                continue
+            moved = False
+            while guest[a] < guests_D[a]:
+                e = guest_DE[a, guest[a]]
+                if tokens_ED[e, a] > 0:
+                    while seat[a] < seats_E[e]:
+                        b = seat_ED[e, seat[a]]
+                        if rank_D[b] == rank_D[a] + 1:
+                            moved = True
+                            path_E[depth] = e
+                            depth += 1
+                            path_D[depth] = b
+                            break
+                        seat[a] += 1
+                if moved:
+                    break
+                guest[a] += 1
+                seat[a] = 0
+            if not moved:
+                rank_D[a] = -1  # nothing leads on from here
+                if depth == 0:
+                    break
+                depth -= 1
+
+
+@njit(
     "int64(int64[:, ::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1], int64[::1])",
     cache=True,
     nogil=True,
 )
 def _level(tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D):
-    """Push tokens along augmenting paths until the fullest device cannot be relieved.
+    """Push tokens along shortest augmenting paths until the fullest device is as low as can be.
+
+    The level begins at the mean. Where devices above it reach none below, what they reach is an
+    island whose tokens have nowhere else to go: its mean is the next level.
 
     Returns:
         The fullest device.
     """
-    experts, devices = tokens_ED.shape
-    from_device = np.empty(devices, np.int32)
-    by_expert = np.empty(devices, np.int32)
+    devices = len(load_D)
+    rank_D = np.empty(devices, np.int32)
     queue = np.empty(devices, np.int32)
-    seen_E = np.zeros(experts, np.int64)
-    seen_D = np.zeros(devices, np.int64)
-    stamp = 0
+    total = np.int64(0)
+    for d in range(devices):
+        total += load_D[d]
+    level = (total + devices - 1) // devices
     while True:
-        fullest = 0
-        for d in range(1, devices):
-            if load_D[d] > load_D[fullest]:
-                fullest = d
-        stamp += 1
-        queue[0] = fullest
-        seen_D[fullest] = stamp
-        head, tail, found = 0, 1, -1
-        lowest = load_D[fullest] - 1
-        while head < tail and found < 0:
-            a = queue[head]
-            head += 1
-            for i in range(guests_D[a]):
-                e = guest_DE[a, i]
-                if tokens_ED[e, a] == 0 or seen_E[e] == stamp:
-                    continue
-                seen_E[e] = stamp
-                for j in range(seats_E[e]):
-                    b = seat_ED[e, j]
-                    if seen_D[b] == stamp:
-                        continue
-                    seen_D[b] = stamp
-                    from_device[b] = a
-                    by_expert[b] = e
-                    queue[tail] = b
-                    tail += 1
-                    if load_D[b] < lowest:
-                        lowest = load_D[b]
-                        found = b
-        if found < 0:
-            return fullest
-        amount = (load_D[fullest] - load_D[found]) // 2
-        b = found
-        while b != fullest:
-            amount = min(amount, tokens_ED[by_expert[b], from_device[b]])
-            b = from_device[b]
-        b = found
-        while b != fullest:
-            tokens_ED[by_expert[b], from_device[b]] -= amount
-            tokens_ED[by_expert[b], b] += amount
-            b = from_device[b]
-        load_D[fullest] -= amount
-        load_D[found] += amount
+        reached = _rank(
+            level, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D, rank_D, queue
+        )
+        if reached == 0:
+            break
+        if reached < 0:
+            _push(level, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D, rank_D)
+            continue
+        total = np.int64(0)
+        for i in range(reached):
+            total += load_D[queue[i]]
+        level = (total + reached - 1) // reached
+    fullest = 0
+    for d in range(1, devices):
+        if load_D[d] > load_D[fullest]:
+            fullest = d
+    return np.int64(fullest)
 
 
 @njit(
