@@ -12,8 +12,8 @@ comparisons of products, without reordering, so results are the same on every ma
 """
 
 import numpy as np
-from numba import njit
 
+from moeless.policies.kernels.compiled import compiled
 from moeless.policies.kernels.token_flow import min_max_split
 
 _SMALL = 64
@@ -29,16 +29,14 @@ _EPSILON = 1e-9
 """Relative: smaller gains are rounding, and would let the search go round in circles."""
 
 
-@njit("float64(int64, int64, float64, float64)", cache=True, nogil=True, inline="always")
+@compiled("float64(int64, int64, float64, float64)")
 def _time(touched, load, touch, token):
     return touch * touched + token * load
 
 
-@njit(
+@compiled(
     "void(int64[::1], int64[::1], int32[:, ::1], int32[::1], int64[:, ::1], int64[::1],"
-    " float64, float64)",
-    cache=True,
-    nogil=True,
+    " float64, float64)"
 )
 def _seat_whole_experts(count_E, order_E, seat_ED, seats_E, tokens_ED, load_D, touch, token):
     """Give each expert to one device: those without a choice first, then the largest first."""
@@ -68,11 +66,9 @@ def _seat_whole_experts(count_E, order_E, seat_ED, seats_E, tokens_ED, load_D, t
         touched_D[best] += 1
 
 
-@njit(
+@compiled(
     "void(int64[::1], int64[::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1],"
-    " int64[:, ::1], int64[::1])",
-    cache=True,
-    nogil=True,
+    " int64[:, ::1], int64[::1])"
 )
 def _seat_fewest(count_E, order_E, seat_ED, seats_E, guest_DE, guests_D, tokens_ED, load_D):
     """Give each expert to one device, with as few on the fullest device as possible.
@@ -89,7 +85,7 @@ def _seat_fewest(count_E, order_E, seat_ED, seats_E, guest_DE, guests_D, tokens_
             load_D[d] += tokens_ED[e, d]
 
 
-@njit("void(int64[::1], int64, int64[::1])", cache=True, nogil=True)
+@compiled("void(int64[::1], int64, int64[::1])")
 def _turn(order_E, turn, turned_E):
     """Begin the order elsewhere; after a whole turn take every second expert first, and so on."""
     experts = len(order_E)
@@ -101,11 +97,7 @@ def _turn(order_E, turn, turned_E):
             n += 1
 
 
-@njit(
-    "void(int64, int64, int64, int64, int64[:, ::1], int64[::1], int64[::1])",
-    cache=True,
-    nogil=True,
-)
+@compiled("void(int64, int64, int64, int64, int64[:, ::1], int64[::1], int64[::1])")
 def _move(expert, source, target, amount, tokens_ED, load_D, touched_D):
     """Move tokens of one expert from one device to another."""
     if tokens_ED[expert, target] == 0:
@@ -118,11 +110,7 @@ def _move(expert, source, target, amount, tokens_ED, load_D, touched_D):
     load_D[target] += amount
 
 
-@njit(
-    "int64(float64, float64, int64, float64, float64, float64)",
-    cache=True,
-    nogil=True,
-)
+@compiled("int64(float64, float64, int64, float64, float64, float64)")
 def _equalising(source_s, target_s, held, price, touch, token):
     """How many of ``held`` tokens to move so that source and target end nearest to equal."""
     amount = np.int64((source_s - target_s - price) / (2.0 * token))
@@ -135,11 +123,9 @@ def _equalising(source_s, target_s, held, price, touch, token):
     return held if whole <= part else amount
 
 
-@njit(
+@compiled(
     "int64(int64, float64, int32[:, ::1], int32[::1], int32[:, ::1], int32[::1], int64[:, ::1],"
-    " int64[::1], int64[::1], float64, float64)",
-    cache=True,
-    nogil=True,
+    " int64[::1], int64[::1], float64, float64)"
 )
 def _relieve_directly(
     slowest,
@@ -182,11 +168,9 @@ def _relieve_directly(
     return 1
 
 
-@njit(
+@compiled(
     "int64(int64, float64, int32[:, ::1], int32[::1], int32[:, ::1], int32[::1], int64[:, ::1],"
-    " int64[::1], int64[::1], float64, float64)",
-    cache=True,
-    nogil=True,
+    " int64[::1], int64[::1], float64, float64)"
 )
 def _relieve_by_chain(
     slowest,
@@ -275,11 +259,9 @@ def _relieve_by_chain(
     return 1
 
 
-@njit(
+@compiled(
     "float64(int32[:, ::1], int32[::1], int32[:, ::1], int32[::1], int64[:, ::1], int64[::1],"
-    " int64[::1], float64, float64, float64)",
-    cache=True,
-    nogil=True,
+    " int64[::1], float64, float64, float64)"
 )
 def _improve(
     seat_ED, seats_E, guest_DE, guests_D, tokens_ED, load_D, touched_D, touch, token, good_enough
@@ -335,7 +317,7 @@ def _improve(
     return slowest_s
 
 
-@njit("float64(int64[::1], int64, float64, float64)", cache=True, nogil=True)
+@compiled("float64(int64[::1], int64, float64, float64)")
 def time_bound(count_E, devices, touch, token):
     """A lower bound of the slowest device's time for any lossless split on equal devices.
 
@@ -354,11 +336,9 @@ def time_bound(count_E, devices, touch, token):
     return max(spread, seats * (touch + token), touch + token * share)
 
 
-@njit(
+@compiled(
     "float64(int64[::1], int64[::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1],"
-    " int64[:, ::1], int64[::1], float64, float64)",
-    cache=True,
-    nogil=True,
+    " int64[:, ::1], int64[::1], float64, float64)"
 )
 def min_time_split(
     count_E, order_E, seat_ED, seats_E, guest_DE, guests_D, tokens_ED, load_D, touch, token

@@ -13,8 +13,8 @@ know what a replica costs to load; ``moeless`` sets the price.
 """
 
 import numpy as np
-from numba import njit
 
+from moeless.policies.kernels.compiled import compiled
 from moeless.policies.kernels.fixed_charge import min_time_split, time_bound
 from moeless.policies.kernels.seats import fill_seats
 from moeless.policies.kernels.token_flow import min_max_split, order_by_count
@@ -23,11 +23,7 @@ TAIL_WEIGHT = 2.0
 """The penalty of a step with excess x is ``x + tail * x * x``: bad steps count more."""
 
 
-@njit(
-    "float64(int64[:, ::1], float64[::1], uint8[:, ::1], float64, float64, float64)",
-    cache=True,
-    nogil=True,
-)
+@compiled("float64(int64[:, ::1], float64[::1], uint8[:, ::1], float64, float64, float64)")
 def set_penalty(load_NE, weight_N, replicas_ED, touch, tail, stop):
     """Mean penalty of a replica set over loads.
 
@@ -85,11 +81,9 @@ def set_penalty(load_NE, weight_N, replicas_ED, touch, tail, stop):
     return penalty
 
 
-@njit(
+@compiled(
     "void(int64, int64[:, ::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1], int64,"
-    " boolean[::1])",
-    cache=True,
-    nogil=True,
+    " boolean[::1])"
 )
 def _find_island(start, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, max_hops, island_D):
     """Mark the devices to which tokens of the start could be passed on, hop by hop."""
@@ -120,10 +114,8 @@ def _find_island(start, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, max_hop
                     tail += 1
 
 
-@njit(
-    "void(int64[:, ::1], float64[::1], uint8[:, ::1], float64, float64[:, ::1], float64[:, ::1])",
-    cache=True,
-    nogil=True,
+@compiled(
+    "void(int64[:, ::1], float64[::1], uint8[:, ::1], float64, float64[:, ::1], float64[:, ::1])"
 )
 def _survey(load_NE, weight_N, replicas_ED, touch, usage_ED, relief_ED):
     """What each replica carried, and what each missing link could have carried.
@@ -201,11 +193,7 @@ def _survey(load_NE, weight_N, replicas_ED, touch, usage_ED, relief_ED):
                     relief_ED[e, d] += urgency * min(touch + held, room)
 
 
-@njit(
-    "int64(uint8[:, ::1], float64[:, ::1], int64[::1])",
-    cache=True,
-    nogil=True,
-)
+@compiled("int64(uint8[:, ::1], float64[:, ::1], int64[::1])")
 def _least_used(replicas_ED, usage_ED, place_N):
     """List the replicas, the least used first, as expert x D + device; returns how many."""
     experts, devices = replicas_ED.shape
@@ -220,11 +208,7 @@ def _least_used(replicas_ED, usage_ED, place_N):
     return n
 
 
-@njit(
-    "float64(int64[:, ::1], float64[::1], uint8[:, ::1], float64, int64, float64, float64)",
-    cache=True,
-    nogil=True,
-)
+@compiled("float64(int64[:, ::1], float64[::1], uint8[:, ::1], float64, int64, float64, float64)")
 def _trial(load_NE, weight_N, replicas_ED, touch, few, few_penalty, stop):
     """Penalty of a candidate, or infinity as soon as it is clear that it is no better."""
     if few > 0:
@@ -236,11 +220,9 @@ def _trial(load_NE, weight_N, replicas_ED, touch, few, few_penalty, stop):
     return set_penalty(load_NE, weight_N, replicas_ED, touch, TAIL_WEIGHT, stop)
 
 
-@njit(
+@compiled(
     "float64(int64[:, ::1], float64[::1], uint8[:, ::1], float64, float64, int64[::1], int64,"
-    " int64, int64, int64, int64[:, ::1])",
-    cache=True,
-    nogil=True,
+    " int64, int64, int64, int64[:, ::1])"
 )
 def best_change(
     load_NE,
@@ -359,11 +341,7 @@ def best_change(
     return base - best
 
 
-@njit(
-    "float64(int64[:, ::1], float64[::1], uint8[:, ::1], float64, float64, int64[::1])",
-    cache=True,
-    nogil=True,
-)
+@compiled("float64(int64[:, ::1], float64[::1], uint8[:, ::1], float64, float64, int64[::1])")
 def cheapest_drop(load_NE, weight_N, replicas_ED, touch, limit, drop):
     """Find the replica that is missed least.
 

@@ -4,8 +4,9 @@ This module must not know how tokens are divided over them.
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from moeless.policies.kernels.compiled import compiled
 
 IndexArray = NDArray[np.int32]
 
@@ -27,11 +28,7 @@ class Seats:
         self.guests_D: IndexArray = np.zeros(num_devices, dtype=np.int32)
 
 
-@njit(
-    "int64(int64[::1], uint8[:, ::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1])",
-    cache=True,
-    nogil=True,
-)
+@compiled("int64(int64[::1], uint8[:, ::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1])")
 def fill_seats(count_E, replicas_ED, seat_ED, seats_E, guest_DE, guests_D):
     """List the seats of every expert that has tokens.
 

@@ -11,10 +11,11 @@ touching one more expert has a price.
 """
 
 import numpy as np
-from numba import njit
+
+from moeless.policies.kernels.compiled import compiled
 
 
-@njit("void(int64[::1], int64[::1])", cache=True, nogil=True)
+@compiled("void(int64[::1], int64[::1])")
 def order_by_count(count_E, order_E):
     """Sort ``order_E`` by falling count, ties by index; almost free when almost sorted."""
     for i in range(1, len(order_E)):
@@ -29,9 +30,7 @@ def order_by_count(count_E, order_E):
         order_E[j + 1] = e
 
 
-@njit(
-    "void(int64, int64, int32[:, ::1], int64, int64[:, ::1], int64[::1])", cache=True, nogil=True
-)
+@compiled("void(int64, int64, int32[:, ::1], int64, int64[:, ::1], int64[::1])")
 def _pour(expert, count, seat_ED, seats, tokens_ED, load_D):
     """Fill an expert's tokens into its seats from the emptiest up."""
     seat = seat_ED[expert]
@@ -60,11 +59,9 @@ def _pour(expert, count, seat_ED, seats, tokens_ED, load_D):
         load_D[d] += share
 
 
-@njit(
+@compiled(
     "int64(int64, int64[:, ::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1], int64[::1],"
-    " int32[::1], int32[::1])",
-    cache=True,
-    nogil=True,
+    " int32[::1], int32[::1])"
 )
 def _rank(level, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D, rank_D, queue):
     """Rank devices by their distance from those above the level; stop where one is below it.
@@ -102,11 +99,9 @@ def _rank(level, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D, rank_D
     return -tail if found >= 0 else tail
 
 
-@njit(
+@compiled(
     "void(int64, int64[:, ::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1], int64[::1],"
-    " int32[::1])",
-    cache=True,
-    nogil=True,
+    " int32[::1])"
 )
 def _push(level, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D, rank_D):
     """Push tokens from devices above the level to devices below it, along rising ranks only."""
@@ -157,11 +152,7 @@ def _push(level, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D, rank_D
                 depth -= 1
 
 
-@njit(
-    "int64(int64[:, ::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1], int64[::1])",
-    cache=True,
-    nogil=True,
-)
+@compiled("int64(int64[:, ::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1], int64[::1])")
 def _level(tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D):
     """Push tokens along shortest augmenting paths until the fullest device is as low as can be.
 
@@ -198,11 +189,9 @@ def _level(tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D):
     return np.int64(fullest)
 
 
-@njit(
+@compiled(
     "int64(int64[::1], int64[::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1],"
-    " int64[:, ::1], int64[::1])",
-    cache=True,
-    nogil=True,
+    " int64[:, ::1], int64[::1])"
 )
 def min_max_split(count_E, order_E, seat_ED, seats_E, guest_DE, guests_D, tokens_ED, load_D):
     """Divide tokens over seats.
