@@ -137,7 +137,7 @@ def _build_planner(name: str, *, cost: LayerCost, options: PolicyOptions) -> Pla
             "memory_factor": options.fixed_memory_factor,
             "cv_threshold": options.cv_threshold,
         }
-    elif name in _SLOTTED:
+    elif name in _SLOTTED or name == "even_split":
         numbers = {"memory_factor": options.fixed_memory_factor}
     elif name == "moeless":
         factor = options.memory_factor

@@ -43,6 +43,13 @@ _FIXED_SLOTS = ("sglang", "trtllm")
     help="moeless, eplb, paper, static, swift, or an installed policy.",
 )
 @click.option(
+    "--split",
+    type=click.Choice(["even", "min-time"]),
+    help="How the engine divides an expert's tokens over its replicas, for policy moeless: even "
+    "(SGLang, vLLM, TensorRT-LLM) or min-time (MoEless); default: even, with --cost-model "
+    "min-time.",
+)
+@click.option(
     "--cost-model",
     metavar="NAME|FILE",
     help="Balance time instead of tokens: paper, h200, a6000 or a JSON file (needs --model).",
@@ -128,7 +135,7 @@ def _read_task(loads: Path, *, equal_slots: bool, **options: Any) -> "PlacementT
             allow_partial=options["allow_partial"],
         ),
         num_devices=options["devices"],
-        policy=options["policy"],
+        policy=_planner(options),
         slots=options["slots"],
         device_memory_bytes=memory_bytes,
         expert_bytes=expert_bytes,
@@ -138,6 +145,17 @@ def _read_task(loads: Path, *, equal_slots: bool, **options: Any) -> "PlacementT
         cost=cost,
         equal_slots=equal_slots,
     )
+
+
+def _planner(options: dict[str, Any]) -> str:
+    """The planner: the policy's own, or the one for an even split."""
+    split = options["split"] or ("min-time" if options["cost_model"] else "even")
+    policy: str = options["policy"]
+    if policy != "moeless":
+        if options["split"] is not None:
+            raise ConfigError(f"--split goes with --policy moeless, not with {policy}")
+        return policy
+    return "even_split" if split == "even" else policy
 
 
 def _known_model(name: str | None) -> "ModelShape | None":

@@ -91,9 +91,19 @@ def test_time_may_be_balanced_instead_of_tokens(plan):
 
 
 @pytest.mark.skipif("moeless" not in PLANNERS.names(), reason="needs the planner moeless")
-def test_the_default_policy_is_moeless(loads, capsys):
+def test_by_default_it_plans_for_engines_that_split_evenly(loads, capsys):
     assert run(["plan", str(loads), "--slots", "16"]) == 0
+    assert capsys.readouterr().out.startswith("even_split on 8 devices")
+
+
+def test_for_moeless_itself_it_plans_for_its_own_split(loads, capsys):
+    assert run(["plan", str(loads), "--slots", "16", "--split", "min-time"]) == 0
     assert capsys.readouterr().out.startswith("moeless on 8 devices")
+
+
+def test_a_split_is_refused_where_the_policy_has_its_own(loads, capsys):
+    assert run(["plan", str(loads), "--policy", "eplb", "--split", "even"]) == 2
+    assert "--split goes with --policy moeless" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

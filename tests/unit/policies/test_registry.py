@@ -32,7 +32,7 @@ def test_every_built_in_policy_can_be_made_by_name():
 
 def test_the_built_in_names_are_pinned():
     assert PREDICTORS.names() == ("ewma", "previous", "window")
-    assert PLANNERS.names() == ("eplb", "moeless", "paper", "static", "swift")
+    assert PLANNERS.names() == ("eplb", "even_split", "moeless", "paper", "static", "swift")
     assert SPLITTERS.names() == ("even", "min_time", "slots")
     assert KEEP_ALIVES.names() == ("fixed",)
 
@@ -42,7 +42,7 @@ def test_options_reach_the_constructor():
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ConfigError, match="unknown planner 'magic'; known are: eplb, moeless,"):
+    with pytest.raises(ConfigError, match="unknown planner 'magic'; known are: eplb, even_split,"):
         PLANNERS.create("magic")
 
 
@@ -58,7 +58,15 @@ def test_a_missing_option_is_named():
 
 def test_a_third_party_adds_a_policy_through_an_entry_point(monkeypatch):
     offer(monkeypatch, "planner.mine", "moeless.policies.planners.static:StaticPlanner")
-    assert PLANNERS.names() == ("eplb", "mine", "moeless", "paper", "static", "swift")
+    assert PLANNERS.names() == (
+        "eplb",
+        "even_split",
+        "mine",
+        "moeless",
+        "paper",
+        "static",
+        "swift",
+    )
     assert isinstance(PLANNERS.create("mine"), StaticPlanner)
 
 

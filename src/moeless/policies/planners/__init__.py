@@ -7,6 +7,7 @@ PLANNERS: Registry[Planner] = Registry(
     "planner",
     {
         "eplb": "moeless.policies.planners.eplb:EplbPlanner",
+        "even_split": "moeless.policies.planners.even_split:EvenSplitPlanner",
         "moeless": "moeless.policies.planners.moeless:MoelessPlanner",
         "paper": "moeless.policies.planners.paper:PaperPlanner",
         "static": "moeless.policies.planners.static:StaticPlanner",
