@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from moeless.core.cluster import Device
@@ -22,6 +23,9 @@ class PolicyConfig:
         memory_factor: Replicas that a layer may have, in multiples of its experts.
         cv_threshold: Coefficient of variation below which replicas count as balanced.
         splitter: How tokens are divided over replicas, by name.
+        search_beside: Whether searches for better replica sets run beside planning. In the
+            control loop itself they delay plans by milliseconds, but what they find no longer
+            depends on when a thread ran: decisions can be repeated.
 
     Raises:
         ConfigError: A number is out of range.
@@ -33,6 +37,7 @@ class PolicyConfig:
     memory_factor: float = 2.0
     cv_threshold: float = 0.2
     splitter: str = "even"
+    search_beside: bool = True
 
     def __post_init__(self) -> None:
         if self.distance < 1:
@@ -63,6 +68,8 @@ class ExpertsConfig:
         max_rows: Tokens per invocation; longer inputs come in pieces.
         invocation_timeout_s: How long a worker may take for one invocation before it is replaced.
         linger_s: How long workers outlive an engine that vanished without a word.
+        events: File to append events to: plans, loads, evictions, lost workers; one JSON object
+            a line.
 
     Raises:
         ConfigError: A number is out of range.
@@ -78,6 +85,7 @@ class ExpertsConfig:
     max_rows: int = 4096
     invocation_timeout_s: float = 60.0
     linger_s: float = 10.0
+    events: Path | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.keep_alive_s) and self.keep_alive_s >= 0):

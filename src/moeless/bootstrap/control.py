@@ -1,11 +1,12 @@
 """Builds the policies and the control loop of a served model from names."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from moeless.bootstrap.policies import PolicyOptions, build_policy_set
 from moeless.config import PolicyConfig
 from moeless.control.controller import Controller, ControllerConfig
-from moeless.control.search import ThreadSearcher
+from moeless.control.search import InlineSearcher, ThreadSearcher
 from moeless.core.clock import SystemClock
 from moeless.core.layer_cost import LayerCost
 from moeless.core.model import ExpertShape
@@ -14,8 +15,13 @@ from moeless.core.ports import Clock, EventSink
 from moeless.costs.gpu_cost import gpu_cost
 from moeless.costs.presets import device_preset
 from moeless.errors import ConfigError
+from moeless.functions.load_intake import LoadConsumer
+from moeless.functions.load_report import LoadReport
 from moeless.functions.platform import ModelPlacement
 from moeless.policies.predictors import PREDICTORS
+from moeless.telemetry.fanout import FanoutSink
+from moeless.telemetry.jsonl import JsonlSink
+from moeless.telemetry.log import FailureLog
 
 _NO_HISTORY = ("window",)
 """Predictors that ``--predictor`` does not offer: policies that need them bring them along."""
@@ -83,27 +89,57 @@ def lookahead(config: PolicyConfig) -> int:
 
 
 def build_controller(
-    policies: PolicySet, model: ModelPlacement, *, lookahead: int, clock: Clock, sink: EventSink
-) -> Controller:
+    config: PolicyConfig,
+    model: ModelPlacement,
+    *,
+    torch_devices: Sequence[str],
+    lookahead: int,
+    clock: Clock,
+    sink: EventSink,
+    record: bool,
+) -> LoadConsumer:
     """The control loop of one model.
 
     Args:
-        policies: How loads become replicas.
+        config: How loads become replicas.
         model: The model on its platform.
+        torch_devices: Where its experts run, as torch names devices [D].
         lookahead: d of the engine's forecasts, 0 for none.
         clock: The time.
         sink: Receives events.
+        record: Whether events say what each decision was made from.
+
+    Raises:
+        ConfigError: No planner or predictor has that name, or a number is out of range.
     """
-    return Controller(
+    cost = serving_cost(model.spec.expert, torch_devices)
+    controller = Controller(
         ControllerConfig(
             model=model.spec.model_id,
             num_layers=model.spec.num_layers,
             num_experts=model.spec.num_experts,
             lookahead=lookahead,
         ),
-        policies=policies,
+        policies=build_policies(config, cost=cost, clock=clock),
         placement=model,
         clock=clock,
         sink=sink,
-        searcher=ThreadSearcher(),
+        searcher=ThreadSearcher() if config.search_beside else InlineSearcher(),
     )
+    if not record:
+        return controller
+    return LoadReport(controller, model=model, clock=clock, sink=sink)
+
+
+def build_sink(events: Path | None, clock: Clock) -> EventSink:
+    """Where the platform's events go: failures to the log, and all to a file if one is named.
+
+    Args:
+        events: The file.
+        clock: The time.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    failures = FailureLog(clock)
+    return failures if events is None else FanoutSink(JsonlSink(events), failures)

@@ -10,6 +10,7 @@ import torch
 from moeless.bootstrap.control import (
     build_controller,
     build_policies,
+    build_sink,
     check_policy_config,
     lookahead,
     serving_cost,
@@ -37,9 +38,7 @@ from moeless.functions.supervisor.client import SupervisorClient
 from moeless.functions.supervisor.config import WorkerConfig
 from moeless.learned.gate_predictor import Gate, GatePredictor
 from moeless.policies.keep_alive import KEEP_ALIVES
-from moeless.telemetry.fanout import FanoutSink
-from moeless.telemetry.log import FailureLog
-from moeless.telemetry.memory import MemorySink
+from moeless.telemetry.jsonl import JsonlSink
 from moeless.telemetry.snapshot import GbSeconds, RuntimeSnapshot, Timing
 
 
@@ -145,9 +144,12 @@ def check_experts_config(config: ExpertsConfig) -> None:
     """Refuse what cannot work before anything is loaded or started.
 
     Raises:
-        ConfigError: A policy or a device that does not exist, or too many devices.
+        ConfigError: A policy or a device that does not exist, too many devices, or a file for
+            events that cannot be written.
     """
     check_policy_config(config.policy)
+    if config.events is not None:
+        JsonlSink(config.events).close()
     if len(config.devices) > MAX_DEVICES:
         raise ConfigError(
             f"--devices names {len(config.devices)} devices; use at most {MAX_DEVICES}"
@@ -227,15 +229,17 @@ def _start_inline(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRuntime:
         host.add_model(ExpertStore(loaded.directory, loaded.layout, spec), spec) for host in hosts
     ]
     clock = SystemClock()
-    sink = FanoutSink(MemorySink(limit=10_000), FailureLog(clock))
+    sink = build_sink(config.events, clock)
 
     def make_controller(model: ModelPlacement) -> Any:
         return build_controller(
-            _policies(spec, config, clock),
+            config.policy,
             model,
+            torch_devices=[device.torch_name for device in config.devices],
             lookahead=lookahead(config.policy),
             clock=clock,
             sink=sink,
+            record=config.events is not None,
         )
 
     client = LocalClient(
@@ -269,6 +273,7 @@ def _start_processes(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRunti
         policy=config.policy,
         keep_alive_s=config.keep_alive_s,
         linger_s=config.linger_s,
+        events=config.events,
     )
     # Where scores apply to the input each token has K rows of its own.
     max_rows = max(config.max_rows, spec.top_k)

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from moeless.bootstrap.control import build_controller, build_policies, serving_cost
+from moeless.bootstrap.control import build_controller, build_sink
 from moeless.config import PolicyConfig
 from moeless.core.clock import SystemClock
 from moeless.errors import ConfigError, FunctionError, MoelessError
@@ -26,9 +26,6 @@ from moeless.functions.platform import ModelPlacement
 from moeless.functions.supervisor.config import SupervisorConfig, WorkerConfig
 from moeless.functions.supervisor.supervisor import Supervisor
 from moeless.policies.keep_alive import KEEP_ALIVES
-from moeless.telemetry.fanout import FanoutSink
-from moeless.telemetry.log import FailureLog
-from moeless.telemetry.memory import MemorySink
 
 _STOP_TIMEOUT_S = 3.0
 _LONGEST_BASE = 70
@@ -43,6 +40,7 @@ class SupervisorProcess:
         policy: How loads become replicas.
         keep_alive_s: How long an idle instance stays warm.
         linger_s: How long it outlives this process when that ends without ``close``.
+        events: File to append events to, or None.
     """
 
     def __init__(
@@ -52,6 +50,7 @@ class SupervisorProcess:
         policy: PolicyConfig,
         keep_alive_s: float,
         linger_s: float,
+        events: Path | None = None,
     ) -> None:
         self._directory = _private_directory()
         self.socket_path = str(self._directory / "supervisor.sock")
@@ -60,6 +59,7 @@ class SupervisorProcess:
             workers=workers,
             keep_alive_s=keep_alive_s,
             linger_s=linger_s,
+            record=events is not None,
         )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._owner = ours
@@ -76,6 +76,7 @@ class SupervisorProcess:
                 "op": "configure",
                 "supervisor": dataclasses.asdict(config),
                 "policy": dataclasses.asdict(policy),
+                "events": None if events is None else str(events.resolve()),
             },
         )
 
@@ -131,16 +132,18 @@ def run(owner: socket.socket) -> None:
     config = SupervisorConfig(**fields, workers=workers)
     policy = PolicyConfig(**message["policy"])
     clock = SystemClock()
-    sink = FanoutSink(MemorySink(limit=10_000), FailureLog(clock))
+    events = message["events"]
+    sink = build_sink(None if events is None else Path(events), clock)
 
     def make_controller(model: ModelPlacement, request: Message) -> LoadConsumer:
-        cost = serving_cost(model.spec.expert, [worker.torch_device for worker in workers])
         return build_controller(
-            build_policies(policy, cost=cost, clock=clock),
+            policy,
             model,
+            torch_devices=[worker.torch_device for worker in workers],
             lookahead=int(request["lookahead"]),
             clock=clock,
             sink=sink,
+            record=config.record,
         )
 
     try:

@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -84,6 +85,13 @@ def experts_options(command: _Command) -> _Command:
             type=click.IntRange(min=0, max=1_000_000),
             help="Microseconds to look for messages before sleeping; default: by core count.",
         ),
+        click.option(
+            "--events",
+            type=click.Path(dir_okay=False, path_type=Path),
+            metavar="FILE",
+            help="Append what happens to the experts to FILE, one JSON object a line: plans, "
+            "loads, evictions, lost workers.",
+        ),
     ]
     return _apply(options, command)
 
@@ -148,6 +156,7 @@ def experts_config(options: dict[str, Any]) -> ExpertsConfig:
         keep_alive_s=options.pop("keep_alive"),
         worker_threads=options.pop("worker_threads"),
         spin_us=options.pop("spin_us"),
+        events=options.pop("events"),
     )
 
 

@@ -27,7 +27,7 @@ class PlanMade(Event):
         started: Replicas whose load began or was queued.
         retired: Replicas no longer planned.
         kept: Planned replicas that were warm already.
-        replicas: Replicas planned in all.
+        replicas: Replicas planned in all; copies of one expert on one device are one replica.
     """
 
     step: int
@@ -103,3 +103,52 @@ class WorkerStarted(Event):
 
     device: int
     restarts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisorWoken(Event):
+    """The supervisor began to deal with a message, or looked around; only while recording.
+
+    What follows until the next such event was decided for this position of the engine.
+
+    Args:
+        cause: ``message`` or ``tick``.
+        step: The engine's iteration, from 1; 0 before the first.
+        layer: The MoE layer whose gate spoke last, -1 before the first.
+    """
+
+    cause: str
+    step: int
+    layer: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadTaken(Event):
+    """The control loop was told of a load; only while recording.
+
+    Args:
+        kind: ``forecast``, or ``actual`` for a load that came true.
+        step: Iteration the load belongs to.
+        layer: MoE layer.
+        tokens: Sum of the load.
+    """
+
+    kind: str
+    step: int
+    layer: int
+    tokens: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicasChanged(Event):
+    """A plan in force has other replicas than the layer's plan before; only while recording.
+
+    Args:
+        step: Iteration of the load that it was made from.
+        layer: MoE layer.
+        devices_E: The devices of each expert; a device is repeated for several copies [E].
+    """
+
+    step: int
+    layer: int
+    devices_E: tuple[tuple[int, ...], ...]

@@ -1,13 +1,15 @@
-"""Writes events to a file, one JSON object a line."""
+"""Events in a file, one JSON object a line: written, and read again."""
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
 
 import numpy as np
 
+from moeless.core import events
 from moeless.core.events import Event
 from moeless.errors import ConfigError
 
@@ -60,6 +62,43 @@ class JsonlSink:
                 self._file.close()
             except OSError:
                 self._lost += 1
+
+
+def read_events(path: Path) -> list[Event]:
+    """Read what a ``JsonlSink`` wrote.
+
+    Lines of types that are not known here, a third party's, are skipped, and so is a last line
+    that was being written.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The events in the order in which they were emitted.
+
+    Raises:
+        ConfigError: The file cannot be read, or a line is not an event.
+    """
+    try:
+        *lines, _unfinished = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read as events: {error}") from error
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            fields = json.loads(line)
+            kind = getattr(events, fields.pop("event"), None)
+            if isinstance(kind, type) and issubclass(kind, Event):
+                make: Callable[..., Event] = kind
+                found.append(make(**{name: _frozen(value) for name, value in fields.items()}))
+        except (ValueError, AttributeError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path}, line {number}: not an event of MoEless") from error
+    return found
+
+
+def _frozen(value: object) -> object:
+    """JSON's lists as the tuples that they were."""
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
 def _plain(value: object) -> object:

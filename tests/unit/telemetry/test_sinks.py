@@ -4,10 +4,10 @@ import stat
 import numpy as np
 import pytest
 
-from moeless.core.events import InstanceLoaded, WorkerLost
+from moeless.core.events import InstanceLoaded, ReplicasChanged, WorkerLost
 from moeless.errors import ConfigError
 from moeless.telemetry.fanout import FanoutSink
-from moeless.telemetry.jsonl import JsonlSink
+from moeless.telemetry.jsonl import JsonlSink, read_events
 from moeless.telemetry.memory import MemorySink
 
 LOST = WorkerLost(time_s=1.5, model="m", device=0, reason="killed")
@@ -91,3 +91,33 @@ def test_fanout_reaches_all_sinks_past_a_broken_one():
     sink.emit(LOST)
     assert first.events == last.events == (LOST,)
     assert sink.failures == 1
+
+
+def test_events_are_read_back_as_they_were_emitted(tmp_path):
+    path = tmp_path / "events.jsonl"
+    changed = ReplicasChanged(time_s=3.0, model="m", step=1, layer=0, devices_E=((0,), (0, 1)))
+    sink = JsonlSink(path)
+    for event in (LOST, LOADED, changed):
+        sink.emit(event)
+    sink.close()
+    assert read_events(path) == [LOST, LOADED, changed]
+
+
+def test_events_of_others_and_an_unfinished_line_are_left_out(tmp_path):
+    path = tmp_path / "events.jsonl"
+    lost = '{"event": "WorkerLost", "time_s": 1.5, "model": "m", "device": 0, "reason": "killed"}'
+    path.write_text(f'{{"event": "TheirOwn", "x": 1}}\n{lost}\n{lost[:20]}')
+    assert read_events(path) == [LOST]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "{}", '{"event": "WorkerLost"}', "3"])
+def test_a_line_that_is_no_event_is_named(tmp_path, line):
+    path = tmp_path / "events.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(ConfigError, match=r"events.jsonl, line 1: not an event"):
+        read_events(path)
+
+
+def test_a_missing_file_of_events_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nothing\.jsonl: cannot be read"):
+        read_events(tmp_path / "nothing.jsonl")

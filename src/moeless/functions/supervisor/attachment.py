@@ -24,6 +24,8 @@ class Attachment:
         spec: Its model.
         shape: Sizes of its channel.
         num_devices: D.
+        latched: Whether the board shows the platform the engine's layer as it was at the last
+            ``look``, so that all of one decision is made for one position.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Attachment:
         spec: ModelSpec,
         shape: ChannelShape,
         num_devices: int,
+        latched: bool = False,
     ) -> None:
         self.number = number
         self.connection = connection
@@ -46,6 +49,10 @@ class Attachment:
         }
         self._board_fd = shared_memory.create("moeless-board", Board.num_bytes(**board_shape))
         self.board = Board(shared_memory.attach(self._board_fd), **board_shape)
+        self._engine_layer = self.board.layer
+        if latched:
+            self._engine_layer[0] = -1  # no layer has run
+            self.board.layer = self._engine_layer.copy()
         self._payload_fd = shared_memory.create("moeless-payload", shape.payload_bytes)
         self._mailbox_fds = [
             shared_memory.create("moeless-mailbox", shape.mailbox_bytes)
@@ -77,6 +84,11 @@ class Attachment:
             self._answer_bells[device],
         ]
         return message, fds
+
+    def look(self) -> tuple[int, int]:
+        """Where the engine is: its step and the layer whose gate spoke last."""
+        self.board.layer[0] = self._engine_layer[0]
+        return int(self.board.step[0]), int(self.board.layer[0])
 
     def quiet(self) -> None:
         """Take back the load bell's ring."""

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from moeless.core.events import WorkerLost, WorkerStarted
+from moeless.core.events import SupervisorWoken, WorkerLost, WorkerStarted
 from moeless.core.model import FunctionId
 from moeless.core.ports import Clock, EventSink, KeepAlive
 from moeless.errors import ConfigError, FunctionError, MoelessError
@@ -119,9 +119,11 @@ class Supervisor:
             next_tick_s = self._clock.now_s() + _TICK_S
             while self._running:
                 for key, _ in self._selector.select(max(0.0, next_tick_s - self._clock.now_s())):
+                    self._note_waking("message")
                     key.data()
                 self._report_finished()
                 if self._clock.now_s() >= next_tick_s:
+                    self._note_waking("tick")
                     self._tick()
                     next_tick_s = self._clock.now_s() + _TICK_S
         finally:
@@ -146,6 +148,22 @@ class Supervisor:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         listener.listen(16)
         return listener
+
+    def _note_waking(self, cause: str) -> None:
+        """For the record: what is decided from now on is decided for this position."""
+        if not self._config.record:
+            return
+        for joined in self._joined.values():
+            step, layer = joined.attachment.look()
+            self._sink.emit(
+                SupervisorWoken(
+                    time_s=self._clock.now_s(),
+                    model=joined.attachment.spec.model_id,
+                    cause=cause,
+                    step=step,
+                    layer=layer,
+                )
+            )
 
     def _tick(self) -> None:
         now_s = self._clock.now_s()
@@ -240,6 +258,7 @@ class Supervisor:
             spec=spec,
             shape=shape,
             num_devices=len(self._config.workers),
+            latched=self._config.record,
         )
         joined = _Joined(
             attachment=attachment, request=message, awaited=set(range(len(self._config.workers)))
