@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from moeless.control.controller import Controller, ControllerConfig
+from moeless.control.search import InlineSearcher
 from moeless.core.events import Event, InstanceEvicted, InstanceLoaded, PlanFailed
 from moeless.core.model import ExpertShape, ModelSpec
 from moeless.core.policy_set import PolicySet
@@ -14,13 +15,14 @@ from moeless.core.ports import KeepAlive
 from moeless.errors import FunctionError, PlanError
 from moeless.functions.board import Board
 from moeless.functions.load_intake import LoadIntake
-from moeless.functions.platform import Platform
+from moeless.functions.platform import HostPort, Platform
 from moeless.simulator.decisions import DeferredIntake, DeferredPlacement, DeferredSearcher
 from moeless.simulator.event_loop import EventLoop, SimulatedClock
 from moeless.simulator.explain import Explainer
 from moeless.simulator.forecasts import LoadForecast
 from moeless.simulator.host import SimulatedHost
 from moeless.simulator.layer_timer import LayerTimer, TimeModel
+from moeless.simulator.recorded_times import RecordedControl, RecordedHost, RecordedTimes
 from moeless.simulator.recording import Recording, num_warm_up_steps
 from moeless.simulator.stopwatch import TimedPlanner, TimedSplitter
 from moeless.simulator.token_path import TokenPath
@@ -44,6 +46,8 @@ class ReplayConfig:
         max_replicas: Replicas of a layer beyond which retired ones leave at once.
         keep_replicas: Whether every layer-step's replicas are recorded one by one.
         explain: Step and layer to explain, or None.
+        times: When decisions and loads were over in a run of real workers, in place of the
+            durations above; nothing can be explained then.
     """
 
     num_devices: int
@@ -58,6 +62,7 @@ class ReplayConfig:
     max_replicas: int | None = None
     keep_replicas: bool = False
     explain: tuple[int, int] | None = None
+    times: RecordedTimes | None = None
 
 
 class _RecordingSink:
@@ -109,6 +114,7 @@ def replay_policy(
         PlanError: The policy cannot plan at all.
         BudgetError: The devices cannot hold one layer's experts.
         FunctionError: Tokens waited for something that never came.
+        TraceError: What happened in the recorded run does not happen here.
     """
     return _Replay(
         trace,
@@ -137,6 +143,7 @@ class _Replay:
     ) -> None:
         self._trace = trace
         self._config = config
+        times = config.times
         self._tell_step = on_step
         self._warm_up = num_warm_up_steps(len(trace))
         self._planner = TimedPlanner(policies.planner)
@@ -176,6 +183,7 @@ class _Replay:
             max_replicas=config.max_replicas,
         )
         placement = DeferredPlacement(self._model, loop=self._loop, decision_s=config.decision_s)
+        searcher = DeferredSearcher(loop=self._loop, search_s=config.search_s)
         self._controller = Controller(
             ControllerConfig(
                 model=spec.model_id,
@@ -184,10 +192,10 @@ class _Replay:
                 lookahead=config.lookahead,
             ),
             policies=policies,
-            placement=placement,
+            placement=placement if times is None else self._model,
             clock=clock,
             sink=self._sink,
-            searcher=DeferredSearcher(loop=self._loop, search_s=config.search_s),
+            searcher=searcher if times is None else InlineSearcher(),
         )
         self._meter = self._platform.meters[spec.model_id]
         if config.explain is not None:
@@ -208,18 +216,24 @@ class _Replay:
         self._forecast = forecast if heeded else None
         self._timer = LayerTimer(time_model)
         self._token_path: TokenPath | None = None
+        self._recorded: RecordedControl | None = None
+        if times is not None:
+            self._intake = None
+            self._recorded = RecordedControl(
+                times=times,
+                trace=trace,
+                forecast=self._forecast,
+                controller=self._controller,
+                platform=self._platform,
+                model=self._model,
+                hosts=[RecordedHost() for _ in range(config.num_devices)],
+                clock=clock,
+            )
 
     def run(self) -> Recording:
         """Load what is planned at first, then run the steps."""
         for device in range(self._config.num_devices):
-            host = SimulatedHost(
-                device,
-                loop=self._loop,
-                platform=self._platform,
-                load_s=self._config.load_s,
-                on_change=self._on_change,
-            )
-            self._platform.device_up(device, host)
+            self._platform.device_up(device, self._host(device))
         self._controller.start()
         if self._recording.failed_plans:
             raise PlanError(self._sink.failure or "no first plan")
@@ -231,6 +245,8 @@ class _Replay:
         self._loop.run()
         if not token_path.finished:
             raise FunctionError("the replay stalled: tokens wait for loads that never end")
+        if self._recorded is not None:
+            self._recorded.finish()
         recording = self._recording
         recording.resident_gb_s_S[-1] = self._resident_gb_s()
         recording.plan_s, recording.search_s, recording.split_s = (
@@ -241,6 +257,17 @@ class _Replay:
         if self._sink.explainer is not None:
             recording.explanation = self._sink.explainer.explanation
         return recording
+
+    def _host(self, device: int) -> HostPort:
+        if self._recorded is not None:
+            return self._recorded.hosts[device]
+        return SimulatedHost(
+            device,
+            loop=self._loop,
+            platform=self._platform,
+            load_s=self._config.load_s,
+            on_change=self._on_change,
+        )
 
     def _on_change(self) -> None:
         if self._token_path is not None:
@@ -272,6 +299,7 @@ class _Replay:
             recording=self._recording,
             explainer=self._sink.explainer,
             on_step=self._on_step,
+            schedule=self._recorded,
         )
 
     def _tick(self, token_path: TokenPath) -> None:
