@@ -1,7 +1,7 @@
-"""How good a load prediction was."""
+"""How good a load prediction was: one batch, or many at once."""
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 
 def load_accuracy(predicted_E: ArrayLike, actual_E: ArrayLike) -> float:
@@ -20,11 +20,30 @@ def load_accuracy(predicted_E: ArrayLike, actual_E: ArrayLike) -> float:
     Raises:
         ValueError: The shapes differ.
     """
-    predicted = np.asarray(predicted_E, dtype=np.float64)
-    actual = np.asarray(actual_E, dtype=np.float64)
+    return float(load_accuracies(predicted_E, actual_E))
+
+
+def load_accuracies(predicted_NE: ArrayLike, actual_NE: ArrayLike) -> NDArray[np.float64]:
+    """Load accuracy of each of many batches.
+
+    Args:
+        predicted_NE: Predicted tokens per expert [..., E].
+        actual_NE: True tokens per expert [..., E].
+
+    Returns:
+        float64 [...], as ``load_accuracy`` gives for each.
+
+    Raises:
+        ValueError: The shapes differ.
+    """
+    predicted = np.asarray(predicted_NE, dtype=np.float64)
+    actual = np.asarray(actual_NE, dtype=np.float64)
     if predicted.shape != actual.shape:
         raise ValueError(f"{predicted.shape} predicted loads for {actual.shape} true ones")
-    wrong, total = float(np.abs(predicted - actual).sum()), float(actual.sum())
-    if total <= 0.0:
-        return 1.0 if wrong == 0.0 else 0.0
-    return max(0.0, 1.0 - wrong / (2.0 * total))
+    wrong_N, total_N = np.abs(predicted - actual).sum(axis=-1), actual.sum(axis=-1)
+    share_N = wrong_N / (2.0 * np.where(total_N > 0.0, total_N, 1.0))
+    empty_N = np.where(wrong_N == 0.0, 1.0, 0.0)
+    accuracy_N: NDArray[np.float64] = np.where(
+        total_N > 0.0, np.maximum(0.0, 1.0 - share_N), empty_N
+    )
+    return accuracy_N

@@ -9,6 +9,8 @@ from torch import Tensor
 from moeless.core.plan import CountArray
 from moeless.core.router import RouterRule
 from moeless.errors import ConfigError, ModelError
+from moeless.learned.expected_shares import expected_shares
+from moeless.learned.load_predictor import Reads
 from moeless.learned.scoring import count_choices
 
 
@@ -26,6 +28,16 @@ class Gate(NamedTuple):
     bias: Tensor | None
     rule: RouterRule
     correction: Tensor | None = None
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that are there, by name."""
+        parts = {"weight": self.weight, "bias": self.bias, "correction": self.correction}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def logits(self, x_TH: Tensor) -> Tensor:
+        """Router logits [T, E] of gate inputs [T, H], bias included, in the weight's dtype."""
+        return torch.nn.functional.linear(x_TH.to(self.weight.dtype), self.weight, self.bias)
 
 
 class GatePredictor:
@@ -79,9 +91,13 @@ class GatePredictor:
         return sum(
             part.numel() * part.element_size()
             for gate in self._gates
-            for part in (gate.weight, gate.bias, gate.correction)
-            if part is not None
+            for part in gate.tensors.values()
         )
+
+    @property
+    def reads(self) -> Reads:
+        """What enters a gate."""
+        return "gate_input"
 
     def predict(self, layer: int, x_TH: Tensor) -> CountArray | None:
         """Expected tokens per expert of layer ``layer + distance``.
@@ -97,10 +113,18 @@ class GatePredictor:
             return None
         gate = self._gates[layer + self._distance]
         with torch.inference_mode():
-            x_TH = x_TH.reshape(-1, gate.weight.shape[1]).to(gate.weight.dtype)
-            logits_TE = torch.nn.functional.linear(x_TH, gate.weight, gate.bias)
+            logits_TE = gate.logits(x_TH.reshape(-1, gate.weight.shape[1]))
             counts: CountArray = count_choices(logits_TE, gate.rule, gate.correction).cpu().numpy()
         return counts
+
+    def shares(self, layer: int, x_TH: Tensor) -> Tensor | None:
+        """1 for each expert that the copied gate chooses for a token, float32 [T, E]."""
+        if layer + self._distance >= len(self._gates):
+            return None
+        gate = self._gates[layer + self._distance]
+        with torch.inference_mode():
+            logits_TE = gate.logits(x_TH.reshape(-1, gate.weight.shape[1]))
+            return expected_shares(logits_TE, gate.rule, gate.correction)
 
 
 def _copied(gate: Gate, layer: int, dtype: torch.dtype | None) -> Gate:

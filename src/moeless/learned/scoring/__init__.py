@@ -27,7 +27,7 @@ _RULES: dict[RouterKind, Choose] = {
 }
 
 # In these the score grows with the logit, so that the choice is the K largest logits.
-_MONOTONE: frozenset[RouterKind] = frozenset(
+MONOTONE: frozenset[RouterKind] = frozenset(
     {"softmax_topk", "sparsemixer", "topk_sigmoid", "topk_softmax"}
 )
 
@@ -66,7 +66,7 @@ def count_choices(
     Raises:
         ModelError: The rule is of a kind that is not known here.
     """
-    if rule.kind in _MONOTONE:
+    if rule.kind in MONOTONE:
         chosen = torch.topk(logits_TE, rule.top_k, dim=-1, sorted=False).indices
     else:
         chosen = _rule(rule)(logits_TE, rule, correction_E)

@@ -1,0 +1,108 @@
+"""Chosen tokens of a recording, read a chunk at a time."""
+
+from collections.abc import Collection, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeless.errors import TraceError
+from moeless.learned.load_predictor import Reads
+from moeless.learned.shards import GateShards, Shard
+
+CHUNK_ROWS = 2048
+"""Tokens that are read at once: bounds memory beside what is kept."""
+
+
+class Chunk:
+    """Some tokens of one shard.
+
+    Args:
+        shard: The shard.
+        rows: Which of its rows, int64.
+    """
+
+    def __init__(self, shard: Shard, rows: Tensor) -> None:
+        self._shard = shard
+        self._rows = rows
+
+    def states(self, layer: int, reads: Reads = "gate_input") -> Tensor:
+        """Hidden states of a layer, float32 [T, H]."""
+        source = self._shard.gate_input if reads == "gate_input" else self._shard.layer_input
+        assert source is not None
+        return source[:, layer].index_select(0, self._rows).float()
+
+    def topk_ids(self, layer: int) -> Tensor:
+        """Experts that a layer chose, int64 [T, K]."""
+        return self._shard.topk_ids[:, layer].index_select(0, self._rows).long()
+
+
+class TokenRows:
+    """The tokens of some conversations, all of them or a sample.
+
+    Args:
+        shards: The recording.
+        conversations: Whose tokens.
+        limit: Tokens at the most, drawn at random over all of the conversations; None for all.
+        seed: Of the draw.
+        reads: What will be read; a recording without layer inputs is refused.
+
+    Raises:
+        TraceError: A shard is damaged, or layer inputs were not recorded.
+    """
+
+    def __init__(
+        self,
+        shards: GateShards,
+        conversations: Collection[int],
+        *,
+        limit: int | None = None,
+        seed: int = 0,
+        reads: Reads = "gate_input",
+    ) -> None:
+        self._shards = shards
+        wanted = np.array(sorted(conversations), dtype=np.int64)
+        found, facts = [], []
+        for number, shard in enumerate(shards):
+            if reads == "layer_input" and shard.layer_input is None:
+                raise TraceError(
+                    f"{shards.directory} has no layer inputs; record again with --layer-inputs"
+                )
+            rows = np.flatnonzero(np.isin(shard.conversation.numpy(), wanted))
+            found.append(np.stack([np.full(len(rows), number), rows]))
+            columns = (shard.conversation, shard.position, shard.decode)
+            facts.append(np.stack([column.numpy()[rows].astype(np.int64) for column in columns]))
+        empty = np.zeros((2, 0), dtype=np.int64)
+        self._found = np.concatenate([empty, *found], axis=1)
+        self._facts = np.concatenate([np.zeros((3, 0), dtype=np.int64), *facts], axis=1)
+        if limit is not None and self.tokens > limit:
+            generator = np.random.default_rng(seed)
+            kept = np.sort(generator.choice(self.tokens, size=limit, replace=False))
+            self._found, self._facts = self._found[:, kept], self._facts[:, kept]
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return self._found.shape[1]
+
+    @property
+    def conversation(self) -> np.ndarray:
+        """Conversation of each token, int64 [T]."""
+        return self._facts[0]
+
+    @property
+    def position(self) -> np.ndarray:
+        """Position in its conversation of each token, int64 [T]."""
+        return self._facts[1]
+
+    @property
+    def decode(self) -> np.ndarray:
+        """1 where the token was decoded, int64 [T]."""
+        return self._facts[2]
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """At most ``CHUNK_ROWS`` tokens at a time, in the order of recording."""
+        for number, shard in enumerate(self._shards):
+            rows = torch.from_numpy(self._found[1, self._found[0] == number])
+            for first in range(0, len(rows), CHUNK_ROWS):
+                yield Chunk(shard, rows[first : first + CHUNK_ROWS])
