@@ -3,13 +3,20 @@
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from moeless.core.generation import GenerationRequest, SamplingParams, TextEngine
 from moeless.errors import EngineError, MoelessError, RequestError
 from moeless.workloads.recording.recorder import RoutingRecorder
+
+_REQUEST = "prompt-"
+
+
+def prompt_number(request_id: str) -> int:
+    """The number of the prompt that a request of a ``PromptFeeder`` is about."""
+    return int(request_id.removeprefix(_REQUEST))
 
 
 @dataclass(kw_only=True)
@@ -18,15 +25,19 @@ class FeedState:
 
     Args:
         finished: Prompts that were answered to the end.
+        already: Prompts that an earlier recording answered.
         skipped: Prompts that the model cannot serve.
         skip_reason: Why the last of those was skipped.
+        full: Whether it ended early because nothing more is to be recorded.
         interrupted: Whether the user ended it early.
         failure: What else ended it early.
     """
 
     finished: int = 0
+    already: int = 0
     skipped: int = 0
     skip_reason: str | None = None
+    full: bool = False
     interrupted: bool = False
     failure: MoelessError | None = None
 
@@ -41,6 +52,7 @@ class PromptFeeder:
             less where the model serves no more tokens.
         raw: Continue prompts as they are, even if the model has a chat template.
         on_progress: Told after each prompt.
+        is_full: Asked whether enough is recorded.
     """
 
     def __init__(
@@ -51,25 +63,33 @@ class PromptFeeder:
         sampling: SamplingParams,
         raw: bool,
         on_progress: Callable[[FeedState], None],
+        is_full: Callable[[], bool] = lambda: False,
     ) -> None:
         self._engine = engine
         self._recorder = recorder
         self._sampling = sampling
         self._raw = raw
         self._on_progress = on_progress
+        self._is_full = is_full
         self._state = FeedState()
 
-    def feed(self, prompts: Sequence[str], *, at_once: int) -> FeedState:
+    def feed(
+        self, prompts: Sequence[str], *, at_once: int, already: Collection[int] = ()
+    ) -> FeedState:
         """Answer all prompts.
 
-        SIGINT ends it early, as does the first prompt on which the model fails.
+        SIGINT ends it early, as does the first prompt on which the model fails; so does a
+        recording that is full, with some prompts half answered.
 
         Args:
             prompts: Texts.
             at_once: Prompts that are with the engine at the same time, running or waiting.
+            already: Numbers of prompts that are left out, as an earlier recording has them.
         """
+        numbered = [each for each in enumerate(prompts) if each[0] not in already]
+        self._state.already = len(prompts) - len(numbered)
         try:
-            asyncio.run(self._feed(enumerate(prompts), at_once))
+            asyncio.run(self._feed(iter(numbered), at_once))
         except MoelessError as error:
             self._state.failure = error
         return self._state
@@ -90,13 +110,18 @@ class PromptFeeder:
 
     async def _work(self, numbered: Iterator[tuple[int, str]]) -> None:
         for number, prompt in numbered:
+            if self._is_full():
+                self._state.full = True
+                return
             try:
                 request = self._make_request(number, prompt)
             except RequestError as error:
                 self._state.skipped += 1
                 self._state.skip_reason = str(error)
             else:
-                await self._answer(request)
+                if not await self._answer(request):
+                    self._state.full = True
+                    return
                 self._state.finished += 1
             self._on_progress(self._state)
 
@@ -114,7 +139,7 @@ class PromptFeeder:
             seed=(self._sampling.seed or 0) + number,
         )
         return GenerationRequest(
-            request_id=f"prompt-{number}", prompt_ids=tuple(ids), sampling=sampling
+            request_id=f"{_REQUEST}{number}", prompt_ids=tuple(ids), sampling=sampling
         )
 
     def _encode(self, prompt: str) -> list[int]:
@@ -126,14 +151,18 @@ class PromptFeeder:
                     raise
         return self._engine.encode(prompt)
 
-    async def _answer(self, request: GenerationRequest) -> None:
+    async def _answer(self, request: GenerationRequest) -> bool:
+        """Whether it was answered to the end, with all that is recorded of it."""
         stream = self._engine.submit(request)
         while (event := await stream.next_event()) is not None:
             if self._recorder.failure is not None:
                 raise self._recorder.failure
+            if self._is_full():
+                return False
             if event.finish_reason == "error":
                 raise EngineError(event.error or "the model failed on a prompt")
         self._recorder.finish(request.request_id)
+        return True
 
 
 @contextmanager

@@ -1,27 +1,35 @@
-"""Wires a recording: an engine on prompts, and a recorder that makes a routing trace of it."""
+"""Wires a recording: an engine on prompts, and a recorder of where its gates send the tokens.
+
+What is recorded becomes a routing trace, shards of gate inputs, or both.
+"""
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moeless.bootstrap.engine import Progress, RunningEngine, start_engine
-from moeless.bootstrap.prompt_feed import FeedState, PromptFeeder
+from moeless.bootstrap.prompt_feed import FeedState, PromptFeeder, prompt_number
 from moeless.config import EngineConfig, ExpertsConfig
 from moeless.core.generation import SamplingParams
 from moeless.errors import ConfigError, EngineError, TraceError
 from moeless.workloads.prompts import read_prompts
-from moeless.workloads.recording.ledgers import RequestLedger, RoutedShape, StepLedger
+from moeless.workloads.recording.ledgers import Ledger, RequestLedger, RoutedShape, StepLedger
 from moeless.workloads.recording.recorder import RoutingRecorder
 from moeless.workloads.routing_trace import RoutingTrace, write_trace
 from moeless.workloads.trace_meta import Unit
 
+if TYPE_CHECKING:
+    from moeless.bootstrap.gate_inputs import GateInputRecording, GateInputReport
+    from moeless.engines.transformers.generation.engine import TransformersTextEngine
+
 _LICENCES = {"arena": "Apache-2.0 (the prompts' licence)"}
+_TRACE_SETTINGS = ("limit", "max_tokens", "unit", "topk_ids", "raw", "temperature", "seed")
 _VERSIONS = ("moeless", "torch", "transformers", "numpy")
 
 
@@ -31,7 +39,12 @@ class RecordConfig:
 
     Args:
         prompts: Where prompts come from, as ``read_prompts`` takes it.
-        out: The trace; a file that is there is replaced.
+        out: The trace; a file that is there is replaced. None: no trace.
+        gate_inputs: Directory of the gate inputs. None: they are not recorded.
+        layer_inputs: Whether the inputs of decoder layers go there as well.
+        max_recorded_tokens: Tokens that the directory may hold; None for no bound.
+        max_disk_bytes: Bytes that it may take; None for no bound.
+        resume: Continue the directory if it holds a recording.
         limit: Prompts at the most.
         max_tokens: Tokens to generate for each at the most.
         unit: What one entry of the trace is.
@@ -42,11 +55,16 @@ class RecordConfig:
         licence: What the trace says of its licence; None says what is known of the prompts'.
 
     Raises:
-        ConfigError: A number is out of range.
+        ConfigError: A number is out of range, or options contradict each other.
     """
 
     prompts: str
-    out: Path
+    out: Path | None = None
+    gate_inputs: Path | None = None
+    layer_inputs: bool = False
+    max_recorded_tokens: int | None = None
+    max_disk_bytes: int | None = None
+    resume: bool = False
     limit: int | None = None
     max_tokens: int = 128
     unit: Unit = "steps"
@@ -61,6 +79,26 @@ class RecordConfig:
             raise ConfigError(f"limit is {self.limit}; record at least 1 prompt")
         if self.max_tokens < 1:
             raise ConfigError(f"max_tokens is {self.max_tokens}; generate at least 1")
+        if self.max_recorded_tokens is not None and self.max_recorded_tokens < 1:
+            raise ConfigError(
+                f"max_recorded_tokens is {self.max_recorded_tokens}; record at least 1"
+            )
+        if self.out is None and self.gate_inputs is None:
+            raise ConfigError("nothing to record; give --out, --gate-inputs or both")
+        if self.gate_inputs is None:
+            for option, value in (
+                ("--layer-inputs", self.layer_inputs),
+                ("--max-recorded-tokens", self.max_recorded_tokens),
+                ("--max-disk", self.max_disk_bytes),
+                ("--resume", self.resume),
+            ):
+                if value:
+                    raise ConfigError(f"{option} is about gate inputs; give --gate-inputs too")
+        if self.resume and self.out is not None:
+            raise ConfigError(
+                "--resume continues gate inputs, but a trace is recorded in one go; leave --out "
+                "or --resume out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +112,7 @@ class RecordReport:
         steps: Engine steps seen.
         tokens: Tokens computed in them.
         decode_tokens: How many of those were decoded.
+        gate_inputs: How far the recording of gate inputs is, if there is one.
     """
 
     prompts: int
@@ -82,6 +121,7 @@ class RecordReport:
     steps: int
     tokens: int
     decode_tokens: int
+    gate_inputs: "GateInputReport | None" = None
 
 
 def record_routing(
@@ -95,7 +135,7 @@ def record_routing(
     """Answer prompts with a model and write where its gates sent the tokens.
 
     Up to ``engine.max_batch_size`` prompts run at the same time, and as many wait. SIGINT ends
-    the recording early; what is whole is written.
+    the recording early; what is whole is written. So does a bound of the gate inputs.
 
     Args:
         engine: The engine; it must let twice ``max_batch_size`` requests wait.
@@ -105,17 +145,18 @@ def record_routing(
         on_progress: Told after each prompt.
 
     Raises:
-        TraceError: Prompts cannot be read, or nothing could be recorded.
-        ConfigError: The trace cannot be written there.
+        TraceError: Prompts cannot be read, nothing could be recorded, or gate inputs that are
+            there cannot be continued.
+        ConfigError: The trace or the gate inputs cannot be written there.
         EngineError: The model failed on a prompt; what was recorded before is written.
         KeyboardInterrupt: Interrupted before anything was whole.
         MoelessError: Something is wrong with the model, the options or the machine.
     """
-    check_output(config.out)
+    check_outputs(config)
     prompts = select_prompts(config)
     running = start_engine(engine, experts, progress=progress)
     try:
-        with _attached_recorder(running, config) as recorder:
+        with _attached_recorder(running, engine, config) as (recorder, gate_inputs):
             feeder = PromptFeeder(
                 running.engine,
                 recorder,
@@ -123,21 +164,56 @@ def record_routing(
                     max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed
                 ),
                 raw=config.raw,
-                on_progress=lambda state: on_progress(_report(recorder, len(prompts), state)),
+                on_progress=lambda state: on_progress(
+                    _report(recorder, len(prompts), state, gate_inputs)
+                ),
+                is_full=(lambda: False) if gate_inputs is None else gate_inputs.is_full,
             )
-            state = feeder.feed(prompts, at_once=2 * engine.max_batch_size)
+            state = feeder.feed(
+                prompts,
+                at_once=2 * engine.max_batch_size,
+                already=() if gate_inputs is None else gate_inputs.already,
+            )
             recorder.stop()
             running.close_engine()
-            report = _report(recorder, len(prompts), state)
+            report = _report(recorder, len(prompts), state, gate_inputs)
+            if gate_inputs is not None:
+                ended_well = not state.interrupted and state.failure is None
+                report = replace(report, gate_inputs=gate_inputs.close(complete=ended_well))
             _require_entries(report)
-            write_trace(_make_trace(recorder, running, engine, config, report), config.out)
+            if config.out is not None:
+                write_trace(_make_trace(recorder, running, engine, config, report), config.out)
     finally:
         running.close()
     if state.failure is not None:
-        raise EngineError(
-            f"{state.failure}; {config.out} holds the {report.entries} {config.unit} before it"
-        ) from state.failure
+        raise EngineError(f"{state.failure}; {_describe_kept(config, report)}") from state.failure
     return report
+
+
+def _describe_kept(config: RecordConfig, report: RecordReport) -> str:
+    kept = []
+    if config.out is not None:
+        kept.append(f"{config.out} holds the {report.entries} {config.unit} before it")
+    if report.gate_inputs is not None:
+        kept.append(
+            f"{config.gate_inputs} holds {report.gate_inputs.tokens} tokens of "
+            f"{report.gate_inputs.conversations} conversations, to continue with --resume"
+        )
+    return "; ".join(kept)
+
+
+def check_outputs(config: RecordConfig) -> None:
+    """Refuse outputs that could not be written, before any work is done.
+
+    Raises:
+        ConfigError: The trace is a directory, the gate inputs are none, a folder is missing or
+            cannot be written, or a directory holds something else, or a recording that is not to
+            be continued.
+    """
+    if config.out is not None:
+        check_output(config.out)
+    if config.gate_inputs is not None:
+        _check_directory(config.gate_inputs, resume=config.resume)
 
 
 def check_output(path: Path) -> None:
@@ -160,6 +236,35 @@ def check_output(path: Path) -> None:
         ) from error
 
 
+def _check_directory(path: Path, *, resume: bool) -> None:
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"--gate-inputs {path} is a file; name a directory")
+    if not path.exists() and not path.parent.is_dir():
+        raise ConfigError(
+            f"--gate-inputs {path}: there is no directory {path.parent}; create it first"
+        )
+    if path.exists():
+        if not resume and (path / "manifest.json").exists():
+            raise ConfigError(
+                f"--gate-inputs {path} holds a recording already; continue it with --resume, or "
+                "name another directory"
+            )
+        others = [each.name for each in path.iterdir() if not each.name.startswith("gates.")]
+        if others and not (path / "manifest.json").exists():
+            raise ConfigError(
+                f"--gate-inputs {path} is not empty ({min(others)}); name another directory"
+            )
+    folder = path if path.exists() else path.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"--gate-inputs {path}: {folder} cannot be written ({error.strerror or error}); "
+            "choose another directory"
+        ) from error
+
+
 def select_prompts(config: RecordConfig) -> list[str]:
     """The prompts to record, in their order.
 
@@ -174,26 +279,102 @@ def select_prompts(config: RecordConfig) -> list[str]:
 
 
 @contextmanager
-def _attached_recorder(running: RunningEngine, config: RecordConfig) -> Iterator[RoutingRecorder]:
+def _attached_recorder(
+    running: RunningEngine, engine: EngineConfig, config: RecordConfig
+) -> Iterator[tuple[RoutingRecorder, "GateInputRecording | None"]]:
+    from moeless.engines.transformers.gate_access import observed_layer_inputs
     from moeless.engines.transformers.generation.engine import TransformersTextEngine
 
-    engine, dispatcher, spec = running.engine, running.experts.dispatcher, running.experts.spec
-    assert isinstance(engine, TransformersTextEngine)
+    text_engine, spec = running.engine, running.experts.spec
+    assert isinstance(text_engine, TransformersTextEngine)
     shape = RoutedShape(num_layers=spec.num_layers, num_experts=spec.num_experts, top_k=spec.top_k)
+    gate_inputs = None
+    if config.gate_inputs is not None:
+        gate_inputs = _open_gate_inputs(running, text_engine, engine, config)
+    recorder = RoutingRecorder(
+        shape,
+        _make_ledger(config, shape),
+        keepers=() if gate_inputs is None else (gate_inputs.ledger,),
+        states=() if gate_inputs is None else gate_inputs.states,
+    )
+    dispatcher = running.experts.dispatcher
+    with ExitStack() as attached:
+        attached.callback(recorder.close)
+        if gate_inputs is None:
+            dispatcher.observe_choices(lambda layer, ids_TK, _: recorder.observe(layer, ids_TK))
+            attached.callback(dispatcher.observe_choices, None)
+        else:
+            attached.enter_context(
+                gate_inputs.attach(
+                    recorder,
+                    dispatcher,
+                    lambda tell: observed_layer_inputs(text_engine.model, spec.layer_ids, tell),
+                )
+            )
+        text_engine.record_steps(recorder)
+        attached.callback(text_engine.record_steps, None)
+        yield recorder, gate_inputs
+
+
+def _make_ledger(config: RecordConfig, shape: RoutedShape) -> Ledger | None:
+    if config.out is None:
+        return None
     make_ledger = StepLedger if config.unit == "steps" else RequestLedger
-    ledger = make_ledger(shape, topk_ids=config.topk_ids, folder=config.out.parent)
-    recorder = RoutingRecorder(shape, ledger)
-    dispatcher.observe_choices(recorder.observe)
-    engine.record_steps(recorder)
-    try:
-        yield recorder
-    finally:
-        engine.record_steps(None)
-        dispatcher.observe_choices(None)
-        recorder.close()
+    return make_ledger(shape, topk_ids=config.topk_ids, folder=config.out.parent)
 
 
-def _report(recorder: RoutingRecorder, prompts: int, state: FeedState) -> RecordReport:
+def _open_gate_inputs(
+    running: RunningEngine,
+    text_engine: "TransformersTextEngine",
+    engine: EngineConfig,
+    config: RecordConfig,
+) -> "GateInputRecording":
+    from moeless.bootstrap.gate_inputs import GateInputRecording, make_manifest
+    from moeless.engines.transformers.gate_access import find_gates
+
+    assert config.gate_inputs is not None
+    spec = running.experts.spec
+    gates = find_gates(text_engine.model, spec.layer_ids)
+    manifest = make_manifest(
+        spec,
+        gates,
+        prompts={
+            "source": Path(config.prompts).name,
+            "limit": config.limit,
+            "seed": config.seed,
+        },
+        config={
+            "layer_inputs": config.layer_inputs,
+            "max_tokens": config.max_tokens,
+            "temperature": config.temperature,
+            "raw": config.raw,
+            "max_model_len": text_engine.max_model_len,
+            "prefill_chunk_tokens": engine.prefill_chunk_tokens,
+            "concurrency": engine.max_batch_size,
+            "limits": {
+                "max_recorded_tokens": config.max_recorded_tokens,
+                "max_disk_bytes": config.max_disk_bytes,
+            },
+            "versions": {name: version(name) for name in _VERSIONS},
+        },
+    )
+    return GateInputRecording(
+        config.gate_inputs,
+        manifest,
+        gates,
+        resume=config.resume,
+        max_tokens=config.max_recorded_tokens,
+        max_bytes=config.max_disk_bytes,
+        number_of=prompt_number,
+    )
+
+
+def _report(
+    recorder: RoutingRecorder,
+    prompts: int,
+    state: FeedState,
+    gate_inputs: "GateInputRecording | None",
+) -> RecordReport:
     return RecordReport(
         prompts=prompts,
         feed=state,
@@ -201,11 +382,12 @@ def _report(recorder: RoutingRecorder, prompts: int, state: FeedState) -> Record
         steps=recorder.steps,
         tokens=recorder.tokens,
         decode_tokens=recorder.decode_tokens,
+        gate_inputs=None if gate_inputs is None else gate_inputs.report(),
     )
 
 
 def _require_entries(report: RecordReport) -> None:
-    if report.entries:
+    if report.entries or (report.gate_inputs is not None and report.gate_inputs.tokens):
         return
     if report.feed.failure is not None:
         raise report.feed.failure
@@ -225,11 +407,7 @@ def _make_trace(
 ) -> RoutingTrace:
     spec = running.experts.spec
     source = Path(config.prompts).name  # where it lies on this machine is nobody's business
-    settings = {
-        name: value
-        for name, value in asdict(config).items()
-        if name not in ("prompts", "out", "licence")
-    }
+    settings = {name: value for name, value in asdict(config).items() if name in _TRACE_SETTINGS}
     recorded: dict[str, Any] = {
         "model": spec.model_id,
         "family": spec.family,

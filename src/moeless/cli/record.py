@@ -1,4 +1,7 @@
-"""``moeless record``: run a model on prompts and write where its gates sent the tokens."""
+"""``moeless record``: run a model on prompts and write what its gates did.
+
+Where they sent the tokens becomes a routing trace, what they saw becomes shards of gate inputs.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +18,10 @@ from rich.progress import (
 )
 
 from moeless.config import EngineConfig, ExpertsConfig, PolicyConfig
-from moeless.core.cluster import parse_devices
+from moeless.core.cluster import parse_bytes, parse_devices
 
 if TYPE_CHECKING:
-    from moeless.bootstrap.record import RecordReport
+    from moeless.bootstrap.record import RecordConfig, RecordReport
 
 _INTERRUPTED = 130
 
@@ -33,10 +36,34 @@ _INTERRUPTED = 130
 )
 @click.option(
     "--out",
-    required=True,
     type=click.Path(path_type=Path),
     metavar="TRACE.npz",
-    help="The trace; a file that is there is replaced.",
+    help="Write a routing trace; a file that is there is replaced.",
+)
+@click.option(
+    "--gate-inputs",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write what enters each gate, to fit predictors to; instead of --out or with it.",
+)
+@click.option(
+    "--layer-inputs",
+    is_flag=True,
+    help="Keep what enters each MoE layer's attention as well; doubles the size of DIR.",
+)
+@click.option(
+    "--max-recorded-tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Stop when DIR holds so many tokens.",
+)
+@click.option(
+    "--max-disk",
+    metavar="SIZE",
+    help="Stop before DIR takes more, for example 20GB.",
+)
+@click.option(
+    "--resume", is_flag=True, help="Continue DIR if it holds a part of the same recording."
 )
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Prompts at the most.")
 @click.option(
@@ -99,17 +126,23 @@ _INTERRUPTED = 130
 )
 @click.option("--threads", type=click.IntRange(min=1), help="Compute threads of the engine.")
 def record(model: str, **options: Any) -> int:
-    """Run MODEL on prompts and record how many tokens each expert of each layer received.
+    """Run MODEL on prompts and record where its gates sent the tokens, and what the gates saw.
 
-    Every token that the engine computes is counted once per chosen expert, by logical expert id;
-    padding and warm-up are not. Ctrl-C ends early and keeps what is whole.
+    --out counts every token that the engine computes once per chosen expert, by logical expert
+    id; padding and warm-up are not counted. --gate-inputs keeps what entered each gate, prompt
+    by prompt: after Ctrl-C or a crash --resume does the rest. Give one of them or both. Ctrl-C
+    ends early and keeps what is whole.
 
     \b
     Examples:
       moeless record demo --prompts arena --out demo.npz --limit 200
       moeless record ./OLMoE-1B-7B --prompts chats.jsonl --out prefill.npz --unit requests \\
           --max-tokens 1
+      moeless record demo --prompts arena --gate-inputs ./gate-inputs --max-tokens 32 \\
+          --max-recorded-tokens 12000 --resume
     """
+    max_disk = options.pop("max_disk")
+    options["max_disk_bytes"] = parse_bytes(max_disk, option="--max-disk") if max_disk else None
     experts = ExpertsConfig(
         devices=parse_devices(options.pop("devices")),
         invoker=options.pop("invoker"),
@@ -124,10 +157,10 @@ def record(model: str, **options: Any) -> int:
         **{name: options.pop(name) for name in ("model_id", "dtype", "max_model_len", "threads")},
     )
     # Everything heavy is imported here, so that --help and wrong options answer at once.
-    from moeless.bootstrap.record import RecordConfig, check_output, record_routing
+    from moeless.bootstrap.record import RecordConfig, check_outputs, record_routing
 
     config = RecordConfig(**options)
-    check_output(config.out)
+    check_outputs(config)
     console = Console(stderr=True)
     bars = Progress(
         TextColumn("{task.description}"),
@@ -143,11 +176,12 @@ def record(model: str, **options: Any) -> int:
     def show(report: "RecordReport") -> None:
         if not bars.live.is_started:
             bars.start()
+        feed = report.feed
         bars.update(
             task,
             total=report.prompts,
-            completed=report.feed.finished + report.feed.skipped,
-            done=f"{report.steps:,} steps, {report.tokens:,} tokens",
+            completed=feed.finished + feed.skipped + feed.already,
+            done=f"{report.steps:,} steps, {report.tokens:,} tokens{_show_bound(report, config)}",
         )
 
     try:
@@ -161,18 +195,39 @@ def record(model: str, **options: Any) -> int:
     finally:
         if bars.live.is_started:  # a bar that never showed would leave an empty line
             bars.stop()
-    click.echo(f"moeless: {_summarize(report, config.unit, config.out)}")
+    click.echo(f"moeless: {_summarize(report, config)}")
     return _INTERRUPTED if report.feed.interrupted else 0
 
 
-def _summarize(report: "RecordReport", unit: str, out: Path) -> str:
-    feed, share = report.feed, report.decode_tokens / report.tokens
-    parts = [
-        f"{out} holds {report.entries:,} {unit}: {report.tokens:,} tokens in {report.steps:,} "
-        f"steps, {share:.0%} decoded, from {feed.finished:,} of {report.prompts:,} prompts"
-    ]
+def _show_bound(report: "RecordReport", config: "RecordConfig") -> str:
+    if report.gate_inputs is None or config.max_recorded_tokens is None:
+        return ""
+    return f", {report.gate_inputs.tokens:,} of {config.max_recorded_tokens:,} recorded"
+
+
+def _summarize(report: "RecordReport", config: "RecordConfig") -> str:
+    feed, parts = report.feed, []
+    if feed.interrupted:
+        again = "; --resume does the rest" if config.gate_inputs and not config.out else ""
+        parts.append(f"interrupted; what was whole is kept{again}")
+    if config.out is not None:
+        share = report.decode_tokens / report.tokens
+        parts.append(
+            f"{config.out} holds {report.entries:,} {config.unit}: {report.tokens:,} tokens in "
+            f"{report.steps:,} steps, {share:.0%} decoded, from {feed.finished:,} of "
+            f"{report.prompts:,} prompts"
+        )
+    gate_inputs = report.gate_inputs
+    if gate_inputs is not None:
+        parts.append(
+            f"{config.gate_inputs} holds gate inputs of {gate_inputs.tokens:,} tokens from "
+            f"{gate_inputs.conversations:,} of {report.prompts:,} prompts, "
+            f"{gate_inputs.num_bytes / 1e6:,.0f} MB"
+        )
+        if gate_inputs.ran_out_of_disk:
+            parts.append("stopped at --max-disk")
+        elif feed.full:
+            parts.append("stopped at --max-recorded-tokens")
     if feed.skipped:
         parts.append(f"{feed.skipped:,} skipped, the last because {feed.skip_reason}")
-    if feed.interrupted:
-        parts.insert(0, "interrupted; what was whole is kept")
     return "; ".join(parts)

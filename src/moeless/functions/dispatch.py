@@ -80,8 +80,9 @@ class Invoker(Protocol):
 Forecast = Callable[[int, torch.Tensor], CountArray | None]
 """From (layer, gate input [T, H]) to the expected tokens [E] of layer + d, None past the last."""
 
-ChoiceObserver = Callable[[int, NDArray[np.int64]], None]
-"""Told (layer, chosen experts [T, K]) when a layer's gate has spoken; must not keep the array."""
+ChoiceObserver = Callable[[int, NDArray[np.int64], torch.Tensor], None]
+"""Told (layer, chosen experts [T, K], gate input [T, H]) when a layer's gate has spoken; must keep
+neither array."""
 
 
 class ExpertDispatcher:
@@ -156,7 +157,7 @@ class ExpertDispatcher:
         began_s = time.perf_counter()
         ids_S = ids_TK.reshape(-1).cpu().numpy()
         if self._observer is not None:
-            self._observer(layer, ids_S.reshape(len(x_TH), -1))
+            self._observer(layer, ids_S.reshape(len(x_TH), -1), x_TH)
         count_E: CountArray = np.bincount(ids_S, minlength=self._spec.num_experts)
         self._board.layer[0] = layer
         usable_ED = self._look_at_plan(layer)

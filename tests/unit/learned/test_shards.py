@@ -167,6 +167,62 @@ def test_after_a_crash_a_long_conversation_is_there_whole_or_not_at_all(
     assert read_manifest(directory).complete
 
 
+def test_a_conversation_may_come_in_pieces(manifest, gates, tmp_path, rows):
+    whole = conversation(3, tokens=10)
+    pieces = [
+        Shard(*(part if part is None else part[a:b] for part in whole))
+        for a, b in ((0, 3), (3, 9), (9, 10))
+    ]
+    with ShardWriter(tmp_path / "pieces", manifest, gates, max_bytes_per_shard=rows(8)) as writer:
+        writer.add(conversation(1))
+        writer.add_pieces(iter(pieces))
+    shards = list(GateShards(tmp_path / "pieces"))
+    assert [shard.tokens for shard in shards] == [8, 7]
+    joined = [
+        None if first is None else torch.cat([first, second])
+        for first, second in zip(*shards, strict=True)
+    ]
+    assert same(Shard(*joined), [conversation(1), whole])
+
+
+def test_a_conversation_whose_later_piece_is_refused_leaves_nothing(
+    manifest, gates, tmp_path, rows
+):
+    directory = tmp_path / "refused"
+    with ShardWriter(directory, manifest, gates, max_bytes_per_shard=rows(6)) as writer:
+        writer.add(conversation(1))
+        with pytest.raises(TraceError, match="position is"):
+            writer.add(
+                conversation(2, tokens=20), conversation(2)._replace(position=torch.zeros(1))
+            )
+        assert writer.recorded == {1}
+        writer.add(conversation(2))
+    assert [shard.conversation.unique().tolist() for shard in GateShards(directory)] == [[1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "other"}, "model was 'tiny' and is now 'other'"),
+        ({"prompts": {"source": "sharegpt", "seed": 1}}, "prompts.source was 'arena' and is now"),
+        ({"config": {"layer_inputs": False, "max_tokens": 9}}, "config.max_tokens was 4 and"),
+    ],
+)
+def test_another_recording_is_not_continued(recording, manifest, change, message):
+    with pytest.raises(TraceError, match=message):
+        ShardWriter.resume(recording, manifest=replace(manifest, **change))
+
+
+def test_how_much_is_recorded_may_change_when_it_is_continued(recording, manifest):
+    more = replace(
+        manifest,
+        prompts={"source": "arena", "limit": 99, "seed": 1},
+        config={**manifest.config, "limits": {"max_recorded_tokens": 1000}},
+    )
+    ShardWriter.resume(recording, manifest=more).close(complete=True)
+    assert replace(read_manifest(recording), shards=(), complete=False) == more
+
+
 def test_resuming_continues_after_the_last_whole_shard(recording):
     (recording / "shard-00002.safetensors.partial").write_bytes(b"half")
     writer = ShardWriter.resume(recording)

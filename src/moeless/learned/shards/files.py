@@ -21,7 +21,10 @@ def written_whole(path: Path) -> Iterator[Path]:
     """
     partial = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
+        partial.touch()
+        mode = partial.stat().st_mode
         yield partial
+        partial.chmod(mode)  # safetensors would keep files from all other users
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
         partial.replace(path)

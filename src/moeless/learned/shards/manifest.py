@@ -135,6 +135,41 @@ def read_manifest(directory: Path) -> ShardManifest:
         raise TraceError(f"{path}: {error}") from error
 
 
+_MAY_DIFFER = {"prompts": ("limit",), "config": ("limits", "concurrency", "versions")}
+"""What may change when a recording is continued: how much is recorded, not what."""
+
+
+def require_same_recording(found: ShardManifest, wanted: ShardManifest) -> None:
+    """Require that a recording can be continued with other options.
+
+    Args:
+        found: What is there.
+        wanted: What it is to be continued with.
+
+    Raises:
+        TraceError: It would mix two recordings; the first field that differs is named.
+    """
+    for each in fields(ShardManifest):
+        before, now = getattr(found, each.name), getattr(wanted, each.name)
+        if each.name in ("shards", "complete"):
+            continue
+        if each.name in _MAY_DIFFER:
+            # As JSON gives it back: tuples are lists there.
+            before, now = (json.loads(json.dumps(value)) for value in (before, now))
+            for key in sorted(before.keys() | now.keys()):
+                if key not in _MAY_DIFFER[each.name] and before.get(key) != now.get(key):
+                    raise _differing(f"{each.name}.{key}", before.get(key), now.get(key))
+        elif before != now:
+            raise _differing(each.name, before, now)
+
+
+def _differing(name: str, before: Any, now: Any) -> TraceError:
+    return TraceError(
+        f"cannot continue the recording: {name} was {before!r} and is now {now!r}; use the same "
+        "options, or another directory"
+    )
+
+
 def write_manifest(directory: Path, manifest: ShardManifest) -> None:
     """Write ``manifest.json``, whole or not at all.
 

@@ -78,17 +78,20 @@ def check_shard(shard: Shard, manifest: ShardManifest, where: str) -> None:
             f"{where}: topk_ids names experts {int(shard.topk_ids.min())} to "
             f"{int(shard.topk_ids.max())}, but there are {manifest.num_experts}"
         )
-    _check_finite(shard.gate_input, "gate_input", where)
+    _check_finite(shard, "gate_input", where)
     if shard.layer_input is not None:
-        _check_finite(shard.layer_input, "layer_input", where)
+        _check_finite(shard, "layer_input", where)
 
 
-def _check_finite(values: Tensor, name: str, where: str) -> None:
+def _check_finite(shard: Shard, name: str, where: str) -> None:
+    values: Tensor = getattr(shard, name)
     for first in range(0, len(values), _CHECK_ROWS):
         finite_TL = values[first : first + _CHECK_ROWS].isfinite().all(dim=-1)
         if not bool(finite_TL.all()):
             token, layer = (int(index) for index in (~finite_TL).nonzero()[0])
+            row = first + token
             raise TraceError(
-                f"{where}: {name} is not finite in layer {layer}, token {first + token}; the "
-                "model computes infinities or NaN there, try another --dtype"
+                f"{where}: {name} is not finite in layer {layer}, token {row} (position "
+                f"{int(shard.position[row])} of conversation {int(shard.conversation[row])}); "
+                "the model computes infinities or NaN there, try another --dtype"
             )

@@ -1,6 +1,6 @@
 """Writes gate inputs shard by shard, so that a crash costs at most the shard in the making."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,7 @@ from moeless.learned.shards.manifest import (
     ShardEntry,
     ShardManifest,
     read_manifest,
+    require_same_recording,
     write_manifest,
 )
 from moeless.learned.shards.reader import check_digest, read_conversations
@@ -77,6 +78,7 @@ class ShardWriter:
         cls,
         directory: Path | str,
         *,
+        manifest: ShardManifest | None = None,
         max_bytes_per_shard: int = DEFAULT_SHARD_BYTES,
         max_total_bytes: int | None = None,
     ) -> "ShardWriter":
@@ -86,16 +88,21 @@ class ShardWriter:
 
         Args:
             directory: Holds a recording.
+            manifest: What the recording is to say of itself from now on; None leaves it as it is.
             max_bytes_per_shard: As for the class.
             max_total_bytes: As for the class; counts what is there.
 
         Raises:
-            TraceError: There is no recording, or what is there is damaged.
+            TraceError: There is no recording, what is there is damaged, or the manifest is that
+                of another recording.
         """
         writer = cls.__new__(cls)
         writer._directory = Path(directory)
-        writer._manifest = read_manifest(writer._directory)
-        read_gates(writer._directory, writer._manifest)
+        found = read_manifest(writer._directory)
+        if manifest is not None:
+            require_same_recording(found, manifest)
+        read_gates(writer._directory, found)
+        writer._manifest = replace(manifest or found, shards=found.shards, complete=False)
         kept = {entry.file for entry in writer._manifest.shards}
         for path in writer._directory.iterdir():
             is_shard = path.name.startswith("shard-") and path.name not in kept
@@ -106,6 +113,7 @@ class ShardWriter:
             check_digest(writer._directory, entry)
             writer._recorded.update(read_conversations(writer._directory, entry))
             writer._written_bytes += (writer._directory / entry.file).stat().st_size
+        writer._listed = frozenset(writer._recorded)
         return writer
 
     def _begin(self, max_bytes_per_shard: int, max_total_bytes: int | None) -> None:
@@ -113,6 +121,7 @@ class ShardWriter:
         self._rows_per_shard = max(1, max_bytes_per_shard // self.bytes_per_token)
         self._max_total_bytes = max_total_bytes
         self._recorded: set[int] = set()
+        self._listed: frozenset[int] = frozenset()
         self._unlisted: list[ShardEntry] = []
         self._pending: list[Shard] = []
         self._pending_tokens = 0
@@ -173,35 +182,32 @@ class ShardWriter:
         last = max(0, rest - _FILE_OVERHEAD_BYTES) // self.bytes_per_token
         return files * self._rows_per_shard + last
 
-    def add(self, shard: Shard) -> None:
+    def add(self, *pieces: Shard) -> None:
+        """Append the tokens of whole conversations; see ``add_pieces``."""
+        self.add_pieces(pieces)
+
+    def add_pieces(self, pieces: Iterable[Shard]) -> None:
         """Append the tokens of one whole conversation, or of several.
 
         Args:
-            shard: Its tokens, in the order of their positions; copied.
+            pieces: Its tokens, in the order of their positions; copied. One piece is in memory
+                at a time if this is an iterator.
 
         Raises:
             TraceError: Shapes, dtypes, experts or numbers do not fit the manifest, a conversation
-                is there already, or it does not fit within ``max_total_bytes``.
+                is there already, or it does not fit within ``max_total_bytes``. When this is found
+                after the first piece, what the manifest does not name yet is given up.
         """
-        added: set[int] = set(shard.conversation.tolist())
-        where = f"conversation {', '.join(str(number) for number in sorted(added))}"
-        check_shard(shard, self._manifest, where)
-        wanted = bool(self._manifest.config.get("layer_inputs"))
-        if wanted != (shard.layer_input is not None):
-            raise TraceError(
-                f"{where}: layer inputs are {'missing' if wanted else 'not wanted'}; "
-                "config.layer_inputs of the manifest says whether they are recorded"
-            )
-        if again := added & self._recorded:
-            raise TraceError(f"conversation {min(again)} is recorded already")
-        room = self.room_tokens()
-        if room is not None and shard.tokens > room:
-            raise TraceError(
-                f"{where}: {shard.tokens} tokens do not fit into {self._max_total_bytes} bytes"
-            )
-        self._append(shard)
+        added: set[int] = set()
+        try:
+            for number, piece in enumerate(pieces):
+                added |= self._check(piece)
+                self._append(piece, begins=number == 0)
+        except BaseException:
+            if added:  # a conversation is there whole or not at all
+                self._give_up_unlisted()
+            raise
         self._recorded |= added
-        self.tokens += shard.tokens
 
     def close(self, *, complete: bool = False) -> None:
         """Write what is pending.
@@ -213,20 +219,51 @@ class ShardWriter:
         self._manifest = replace(self._manifest, complete=complete)
         self._list_shards()
 
-    def _append(self, shard: Shard) -> None:
-        if self._pending_tokens and self._pending_tokens + shard.tokens > self._rows_per_shard:
+    def _check(self, piece: Shard) -> set[int]:
+        """Require that a piece fits; returns its conversations."""
+        numbers: set[int] = set(piece.conversation.tolist())
+        where = f"conversation {', '.join(str(number) for number in sorted(numbers))}"
+        check_shard(piece, self._manifest, where)
+        wanted = bool(self._manifest.config.get("layer_inputs"))
+        if wanted != (piece.layer_input is not None):
+            raise TraceError(
+                f"{where}: layer inputs are {'missing' if wanted else 'not wanted'}; "
+                "config.layer_inputs of the manifest says whether they are recorded"
+            )
+        if again := numbers & self._recorded:
+            raise TraceError(f"conversation {min(again)} is recorded already")
+        room = self.room_tokens()
+        if room is not None and piece.tokens > room:
+            raise TraceError(
+                f"{where}: {piece.tokens} tokens do not fit into {self._max_total_bytes} bytes"
+            )
+        return numbers
+
+    def _append(self, piece: Shard, *, begins: bool) -> None:
+        size = self._rows_per_shard
+        if begins and self._pending_tokens and self._pending_tokens + piece.tokens > size:
             self._seal()
             self._list_shards()
         first = 0
-        while first < shard.tokens:
-            stop = min(shard.tokens, first + self._rows_per_shard)
+        while first < piece.tokens:
+            if self._pending_tokens == size:
+                self._seal()
+            stop = min(piece.tokens, first + size - self._pending_tokens)
             self._pending.append(
-                Shard(*(None if part is None else part[first:stop].clone() for part in shard))  # type: ignore[arg-type] # only layer_input is None
+                Shard(*(None if part is None else part[first:stop].clone() for part in piece))  # type: ignore[arg-type] # only layer_input is None
             )
             self._pending_tokens += stop - first
             first = stop
-            if first < shard.tokens:
-                self._seal()
+        self.tokens += piece.tokens
+
+    def _give_up_unlisted(self) -> None:
+        for entry in self._unlisted:
+            path = self._directory / entry.file
+            self._written_bytes -= path.stat().st_size
+            path.unlink()
+        self._unlisted, self._pending, self._pending_tokens = [], [], 0
+        self._recorded = set(self._listed)
+        self.tokens = self._manifest.tokens
 
     def _seal(self) -> None:
         """Write the pending tokens as one shard; the manifest does not name it yet."""
@@ -258,5 +295,6 @@ class ShardWriter:
         before = (self._directory / MANIFEST_FILE).stat().st_size
         self._manifest = replace(self._manifest, shards=(*self._manifest.shards, *self._unlisted))
         self._unlisted = []
+        self._listed = frozenset(self._recorded)
         write_manifest(self._directory, self._manifest)
         self._written_bytes += (self._directory / MANIFEST_FILE).stat().st_size - before

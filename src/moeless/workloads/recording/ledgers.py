@@ -3,7 +3,7 @@
 Must not know engines; ``recorder`` has checked what comes here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from moeless.workloads.recording.spool import Spool
 
-Part = tuple[str, Literal["prefill", "decode"], int]
-"""Request id, phase and tokens of one request in a step."""
+Part = tuple[str, Literal["prefill", "decode"], int, int, tuple[int, ...]]
+"""The tokens of one request in a step: request id, phase, how many, the position of the first in
+the request's sequence, and which. Nothing but ``ConversationLedger`` looks at the last two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,24 +35,22 @@ class RecordedStep:
         parts: Whose tokens it computed, in the order of the tokens.
         at_s: When it began.
         ids_TLK: The experts of every token, int16 [T, L, K].
+        states_TLH: By name, hidden states of every token [T, L, H], if they are recorded.
     """
 
     parts: Sequence[Part]
     at_s: float
     ids_TLK: NDArray[np.int16]
+    states_TLH: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     @property
     def decode_tokens(self) -> int:
         """Tokens that were decoded; the others are prompt tokens."""
-        return sum(tokens for _, phase, tokens in self.parts if phase == "decode")
+        return sum(tokens for _, phase, tokens, *_ in self.parts if phase == "decode")
 
 
-class Ledger(Protocol):
+class StepKeeper(Protocol):
     """Keeps what was recorded, on disk where it is large."""
-
-    def __len__(self) -> int:
-        """Whole entries so far."""
-        ...
 
     def add(self, step: RecordedStep) -> None:
         """Take a step."""
@@ -61,12 +60,20 @@ class Ledger(Protocol):
         """A request is complete."""
         ...
 
-    def fields(self) -> dict[str, Any]:
-        """The fields of a ``RoutingTrace`` but ``meta``; call once, at the end."""
-        ...
-
     def close(self) -> None:
         """Give temporary files up."""
+        ...
+
+
+class Ledger(StepKeeper, Protocol):
+    """Keeps what becomes a routing trace."""
+
+    def __len__(self) -> int:
+        """Whole entries so far."""
+        ...
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a ``RoutingTrace`` but ``meta``; call once, at the end."""
         ...
 
 
@@ -178,7 +185,7 @@ class RequestLedger:
     def add(self, step: RecordedStep) -> None:
         """Take a step: each part counts for its request."""
         first = 0
-        for request_id, phase, tokens in step.parts:
+        for request_id, phase, tokens, *_ in step.parts:
             ids_TLK = step.ids_TLK[first : first + tokens]
             first += tokens
             entry = self._open.get(request_id) or self._begin(request_id)

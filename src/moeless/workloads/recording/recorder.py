@@ -14,7 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeless.errors import MoelessError, TraceError
-from moeless.workloads.recording.ledgers import Ledger, Part, RecordedStep, RoutedShape
+from moeless.workloads.recording.ledgers import (
+    Ledger,
+    Part,
+    RecordedStep,
+    RoutedShape,
+    StepKeeper,
+)
 from moeless.workloads.routing_trace import RoutingTrace
 from moeless.workloads.trace_meta import TraceMeta, Unit
 
@@ -24,16 +30,28 @@ class RoutingRecorder:
 
     Args:
         shape: L, E and K.
-        ledger: Keeps what was recorded.
+        ledger: Keeps what becomes the trace; None if no trace is wanted.
+        keepers: Others that keep something of each step.
+        states: Names of the hidden states that ``observe_state`` will tell of.
 
-    ``begin_step``, ``observe`` and ``keep_step`` are called on the engine's thread and do not
-    raise: the first failure is kept in ``failure`` and ends the recording. Everything else may be
-    called from another thread.
+    ``begin_step``, ``observe``, ``observe_state`` and ``keep_step`` are called on the engine's
+    thread and do not raise: the first failure is kept in ``failure`` and ends the recording.
+    Everything else may be called from another thread.
     """
 
-    def __init__(self, shape: RoutedShape, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        shape: RoutedShape,
+        ledger: Ledger | None,
+        *,
+        keepers: Sequence[StepKeeper] = (),
+        states: Sequence[str] = (),
+    ) -> None:
         self._shape = shape
         self._ledger = ledger
+        self._keepers = (*(() if ledger is None else (ledger,)), *keepers)
+        self._states = tuple(states)
+        self._states_seen: dict[str, list[list[NDArray[Any]]]] = {}
         self._lock = threading.Lock()
         self._parts: Sequence[Part] | None = None
         self._at_s = 0.0
@@ -45,9 +63,9 @@ class RoutingRecorder:
         self.failure: MoelessError | None = None
 
     def __len__(self) -> int:
-        """Whole entries so far: steps or requests."""
+        """Whole entries of the trace so far: steps or requests."""
         with self._lock:
-            return len(self._ledger)
+            return 0 if self._ledger is None else len(self._ledger)
 
     def finish(self, request_id: str) -> None:
         """Say that a request is complete.
@@ -59,7 +77,8 @@ class RoutingRecorder:
             if self._stopped:
                 return
             try:
-                self._ledger.finish(request_id)
+                for keeper in self._keepers:
+                    keeper.finish(request_id)
             except OSError as error:
                 self._stopped = True
                 raise _disk_failure(error) from error
@@ -69,11 +88,29 @@ class RoutingRecorder:
         self._parts = parts
         self._at_s = at_s
         self._seen_L = [[] for _ in range(self._shape.num_layers)]
+        self._states_seen = {
+            name: [[] for _ in range(self._shape.num_layers)] for name in self._states
+        }
 
     def observe(self, layer: int, ids_TK: NDArray[np.int64]) -> None:
         """A layer's gate sent tokens to these experts, [T, K]; ignored outside a step."""
         if self._parts is not None:
             self._seen_L[layer].append(ids_TK.astype(np.int16))
+
+    @property
+    def in_step(self) -> bool:
+        """Whether what is observed now belongs to a step."""
+        return self._parts is not None
+
+    def observe_state(self, layer: int, name: str, state_TH: NDArray[Any]) -> None:
+        """A hidden state of a layer's tokens, [T, H]; ignored outside a step."""
+        if self._parts is not None:
+            self._states_seen[name][layer].append(state_TH)
+
+    def fail(self, error: MoelessError) -> None:
+        """Whoever observes cannot go on: end the recording. Called on the engine's thread."""
+        with self._lock:
+            self._fail(error)
 
     def keep_step(self) -> None:
         """The step that began last counts."""
@@ -84,8 +121,15 @@ class RoutingRecorder:
             if self._stopped:
                 return
             try:
-                step = RecordedStep(parts=parts, at_s=self._at_s, ids_TLK=self._join(parts))
-                self._ledger.add(step)
+                states = {
+                    name: _stack(seen_L, parts, f"{name} of step {self.steps}")
+                    for name, seen_L in self._states_seen.items()
+                }
+                step = RecordedStep(
+                    parts=parts, at_s=self._at_s, ids_TLK=self._join(parts), states_TLH=states
+                )
+                for keeper in self._keepers:
+                    keeper.add(step)
             except TraceError as error:
                 self._fail(error)
             except OSError as error:
@@ -115,6 +159,7 @@ class RoutingRecorder:
         Raises:
             TraceError: Nothing was recorded, or the disk is full.
         """
+        assert self._ledger is not None, "no trace was asked for"
         try:
             fields = self._ledger.fields()
         except OSError as error:
@@ -135,23 +180,28 @@ class RoutingRecorder:
     def close(self) -> None:
         """Give temporary files up."""
         self.stop()
-        self._ledger.close()
+        for keeper in self._keepers:
+            keeper.close()
 
     def _join(self, parts: Sequence[Part]) -> NDArray[np.int16]:
-        tokens = sum(count for _, _, count in parts)
-        for layer, pieces in enumerate(self._seen_L):
-            seen = sum(len(piece) for piece in pieces)
-            if seen != tokens:
-                raise TraceError(
-                    f"step {self.steps}: MoE layer {layer} routed {seen} tokens, but the step has "
-                    f"{tokens}; padding or a skipped layer would falsify the trace, so recording "
-                    "ended here"
-                )
-        return np.stack([np.concatenate(pieces) for pieces in self._seen_L], axis=1)
+        return _stack(self._seen_L, parts, f"step {self.steps}")
 
     def _fail(self, error: MoelessError) -> None:
         self._stopped = True
         self.failure = self.failure or error
+
+
+def _stack(seen_L: list[list[NDArray[Any]]], parts: Sequence[Part], what: str) -> NDArray[Any]:
+    """One row per token from what each layer reported in one or several pieces: [T, L, ...]."""
+    tokens = sum(count for _, _, count, *_ in parts)
+    for layer, pieces in enumerate(seen_L):
+        seen = sum(len(piece) for piece in pieces)
+        if seen != tokens:
+            raise TraceError(
+                f"{what}: MoE layer {layer} routed {seen} tokens, but the step has {tokens}; "
+                "padding or a skipped layer would falsify the trace, so recording ended here"
+            )
+    return np.stack([np.concatenate(pieces) for pieces in seen_L], axis=1)
 
 
 def _disk_failure(error: OSError) -> TraceError:

@@ -26,7 +26,9 @@ class Spool:
         OSError: The folder cannot be written, or the disk is full.
     """
 
-    def __init__(self, row_shape: tuple[int, ...], dtype: type[np.generic], folder: Path) -> None:
+    def __init__(
+        self, row_shape: tuple[int, ...], dtype: type[np.generic] | np.dtype[Any], folder: Path
+    ) -> None:
         self._row_shape = row_shape
         self._dtype = np.dtype(dtype)
         self._folder = folder
@@ -54,7 +56,7 @@ class Spool:
     def read_in_order(self, order: NDArray[np.int64]) -> NDArray[Any]:
         """The rows of these indices, in this order, as a read-only view of another file."""
         rows = self.read()
-        ordered = Spool(self._row_shape, self._dtype.type, self._folder)
+        ordered = Spool(self._row_shape, self._dtype, self._folder)
         try:
             size = max(1, _GATHER_BYTES // max(1, rows[:1].nbytes))
             for first in range(0, len(order), size):

@@ -110,6 +110,11 @@ class TransformersTextEngine:
         return self._model_id
 
     @property
+    def model(self) -> Any:
+        """The model, to be looked at and hooked, not changed."""
+        return self._runner.model
+
+    @property
     def max_model_len(self) -> int:
         """Prompt plus completion tokens that fit into one sequence."""
         return self._max_model_len

@@ -33,6 +33,11 @@ class ModelRunner:
         self._device = model.get_input_embeddings().weight.device
         self._dtype = model.dtype
 
+    @property
+    def model(self) -> Any:
+        """The model that it runs."""
+        return self._model
+
     def prefill(self, cache: BatchCache, token_ids: Sequence[int]) -> torch.Tensor:
         """Run further prompt tokens of a one-row cache.
 

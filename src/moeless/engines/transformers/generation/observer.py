@@ -21,11 +21,16 @@ class StepMarker(Protocol):
 
 
 class StepPart(NamedTuple):
-    """The tokens of one request in a forward; all are computed, none is padding."""
+    """The tokens of one request in a forward; all are computed, none is padding.
+
+    ``start`` is the position of the first of them in its sequence, and ``token_ids`` names them.
+    """
 
     request_id: str
     phase: Phase
     tokens: int
+    start: int
+    token_ids: tuple[int, ...]
 
 
 class StepRecorder(Protocol):

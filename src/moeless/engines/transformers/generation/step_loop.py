@@ -49,6 +49,16 @@ def _require_all_finite(best: list[tuple[float, int]]) -> None:
         raise EngineError("a packed prompt has logits that are not finite")
 
 
+_Computed = tuple[Sequence, int, tuple[int, ...]]
+"""Whose tokens a forward computes, the position of the first, and the tokens."""
+
+
+def _computed_next(row: Sequence) -> _Computed:
+    """The token that a running row's next decode computes: the last one that it chose."""
+    position = row.prompt_tokens + row.completion_tokens - 1
+    return row, position, (row.last_token_id,)
+
+
 class StepLoop:
     """Advances all admitted sequences.
 
@@ -139,7 +149,7 @@ class StepLoop:
         assert cache is not None
         try:
             prompt_ids = sequence.request.prompt_ids[piece.start : piece.stop]
-            self._step_begins("prefill", [(sequence, len(prompt_ids))], started_s)
+            self._step_begins("prefill", [(sequence, piece.start, prompt_ids)], started_s)
             logits = self._runner.prefill(cache, prompt_ids)
             best = find_best(logits) if piece.is_last else []
         except Exception as error:
@@ -158,7 +168,7 @@ class StepLoop:
         started_s = self._clock()
         cache = BatchCache.for_prefill(step.tokens)
         prompts = [piece.sequence.request.prompt_ids for piece in step.pieces]
-        pieces = ((piece.sequence, piece.stop) for piece in step.pieces)
+        pieces = ((piece.sequence, 0, piece.sequence.request.prompt_ids) for piece in step.pieces)
         self._step_begins("prefill", pieces, started_s)
         try:
             logits = self._runner.prefill_packed(cache, prompts)
@@ -205,13 +215,13 @@ class StepLoop:
         token_ids = [sequence.last_token_id for sequence in rows]
         started_s = self._clock()
         failures: dict[int, Exception] = {}
-        self._step_begins("decode", ((row, 1) for row in rows), started_s)
+        self._step_begins("decode", map(_computed_next, rows), started_s)
         try:
             logits = self._runner.decode(self._batch, token_ids)
             best = find_best(logits)
         except Exception:
             logger.exception("a batch of %d rows failed; trying each row alone", len(rows))
-            self._step_begins("decode", ((row, 1) for row in rows), started_s)
+            self._step_begins("decode", map(_computed_next, rows), started_s)
             logits, failures = self._runner.decode_alone(self._batch, token_ids)
             best = find_best(logits)
         if len(failures) < len(rows):
@@ -259,11 +269,12 @@ class StepLoop:
             top=tuple((token_id, name(token_id), value) for token_id, value in choice.top),
         )
 
-    def _step_begins(
-        self, phase: Phase, tokens: Iterable[tuple[Sequence, int]], started_s: float
-    ) -> None:
+    def _step_begins(self, phase: Phase, tokens: Iterable[_Computed], started_s: float) -> None:
         if self.recorder is not None:
-            parts = [StepPart(row.request.request_id, phase, count) for row, count in tokens]
+            parts = [
+                StepPart(row.request.request_id, phase, len(token_ids), start, tuple(token_ids))
+                for row, start, token_ids in tokens
+            ]
             tell(self.recorder.begin_step, parts, started_s)
 
     def _step_finished(
