@@ -9,6 +9,7 @@ from typing import Any, Literal
 from moeless import __version__
 from moeless.bootstrap.policies import AUTO, ORACLE, MemoryFactor, PolicyOptions
 from moeless.core.model import ExpertShape
+from moeless.costs.linear import LinearTime
 from moeless.costs.links import LinkTimes
 from moeless.costs.models import known_model
 from moeless.costs.presets import device_preset
@@ -17,6 +18,8 @@ from moeless.errors import BudgetError, ConfigError, TraceError
 from moeless.policies.planners import PLANNERS
 from moeless.simulator.forecasts import Prediction, parse_prediction
 from moeless.simulator.layer_timer import TimeModel
+from moeless.simulator.optimum import require_scipy
+from moeless.simulator.optimum_samples import sample_layer_steps
 from moeless.workloads.arrivals import read_arrivals
 from moeless.workloads.compose import compose_decode, compose_prefill
 from moeless.workloads.routing_trace import RoutingTrace, read_trace
@@ -51,6 +54,7 @@ class ReplayTask:
         misc_bytes: M_misc of the paper's accounting.
         max_steps: Replay only so many steps.
         keep_replicas: Whether every layer-step's replicas are recorded.
+        optimum: Layer-steps to sample and hold against the best split over their replicas.
         explain: Step and layer to explain.
     """
 
@@ -74,6 +78,7 @@ class ReplayTask:
     misc_bytes: int = 0
     max_steps: int | None = None
     keep_replicas: bool = False
+    optimum: int = 0
     explain: tuple[int, int] | None = None
 
 
@@ -89,6 +94,7 @@ class PreparedReplay:
         prediction: How loads are expected.
         device_bytes: Memory for experts on each device.
         load_s: Seconds of one load on a free link.
+        samples: Step and layer of each sampled layer-step.
     """
 
     task: ReplayTask
@@ -98,6 +104,7 @@ class PreparedReplay:
     prediction: Prediction
     device_bytes: int
     load_s: float
+    samples: tuple[tuple[int, int], ...] = ()
 
     def config(self) -> dict[str, Any]:
         """Every number that the results depend on, ready for JSON."""
@@ -133,6 +140,7 @@ class PreparedReplay:
             "compose": task.compose,
             "arrivals": None if task.arrivals is None else task.arrivals.name,
             "max_steps": task.max_steps,
+            "optimum": task.optimum,
         }
 
 
@@ -141,6 +149,7 @@ def prepare_replay(task: ReplayTask) -> PreparedReplay:
 
     Raises:
         ConfigError: Options that do not exist or do not go together.
+        MissingExtraError: The optimum is asked for and scipy is not installed.
         TraceError: A trace that cannot be read or used.
         BudgetError: Devices too small for one layer's experts.
     """
@@ -158,6 +167,8 @@ def prepare_replay(task: ReplayTask) -> PreparedReplay:
     expert = find_expert_shape(trace.meta.model, task.expert_shape)
     preset = device_preset(preset_name(task))
     time_model = build_time_model(task.cost_model, expert, task.devices)
+    if task.optimum:
+        _check_optimum(task, time_model)
     return PreparedReplay(
         task=task,
         trace=trace,
@@ -166,6 +177,7 @@ def prepare_replay(task: ReplayTask) -> PreparedReplay:
         prediction=prediction,
         device_bytes=_device_bytes(task, trace, expert, preset.memory_bytes),
         load_s=LinkTimes.of(preset).load_s(expert.num_bytes, "host"),
+        samples=sample_layer_steps(trace.loads_NLE, task.optimum, seed=task.seed),
     )
 
 
@@ -280,12 +292,23 @@ def _check_numbers(task: ReplayTask) -> None:
         raise ConfigError(f"--seed is {task.seed}; use 0 or more")
     if task.max_steps is not None and task.max_steps < 1:
         raise ConfigError(f"--max-steps is {task.max_steps}; use 1 or more")
+    if task.optimum < 0:
+        raise ConfigError(f"--optimum is {task.optimum}; use 0 (off) or more layer-steps")
     if not task.keep_alive_s >= 0:
         raise ConfigError(f"--keep-alive is {task.keep_alive_s}; use 0 seconds or more, or inf")
     for name in ("decision_s", "search_s", "misc_s"):
         value = getattr(task, name)
         if not (math.isfinite(value) and value >= 0):
             raise ConfigError(f"{name} is {value}; use 0 or more seconds")
+
+
+def _check_optimum(task: ReplayTask, time_model: TimeModel) -> None:
+    require_scipy()
+    if not isinstance(time_model, LinearTime):
+        raise ConfigError(
+            f"--optimum needs a linear time model, but {task.cost_model} is a table of "
+            f"measurements; use paper, h200, a6000 or a file of coefficients"
+        )
 
 
 def _check_explain(explain: tuple[int, int], trace: RoutingTrace) -> None:

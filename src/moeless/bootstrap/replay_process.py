@@ -24,6 +24,7 @@ from moeless.errors import MoelessError
 from moeless.policies.keep_alive import KEEP_ALIVES
 from moeless.simulator.event_loop import SimulatedClock
 from moeless.simulator.forecasts import Prediction, build_forecast
+from moeless.simulator.optimum_samples import solve_samples
 from moeless.simulator.oracle import Oracle
 from moeless.simulator.recording import Recording
 from moeless.simulator.replay import ReplayConfig, replay_policy
@@ -60,7 +61,7 @@ def replay_job(job: dict[str, Any], trace: RoutingTrace, *, on_step: Any) -> Rec
     # Who reserves devices lets nothing go that is only idle.
     keep_s = math.inf if is_serverful(name) else float(job["keep_alive_s"])
     explain = job["explain"]
-    return replay_policy(
+    recording = replay_policy(
         trace,
         build_policy_set(
             name,
@@ -90,10 +91,13 @@ def replay_job(job: dict[str, Any], trace: RoutingTrace, *, on_step: Any) -> Rec
                 num_devices=job["devices"],
             ),
             keep_replicas=job["keep_replicas"],
+            samples=tuple((step, layer) for step, layer in job["samples"]),
             explain=None if explain is None else (explain[0], explain[1]),
         ),
         on_step=on_step,
     )
+    recording.optimum_s_N = solve_samples(recording, trace.loads_NLE, time_model.cost)
+    return recording
 
 
 def main(arguments: list[str]) -> int:

@@ -84,6 +84,7 @@ def describe_job(prepared: PreparedReplay, name: str) -> dict[str, Any]:
         "search_s": task.search_s,
         "misc_s": task.misc_s,
         "keep_replicas": task.keep_replicas,
+        "samples": prepared.samples,
         "explain": task.explain,
     }
 

@@ -160,6 +160,16 @@ _ALL = "static,eplb,swift,paper,moeless,oracle"
     help="Say why a layer's replicas were what they were in a step (both from 0).",
 )
 @click.option(
+    "--optimum",
+    type=int,
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Hold N layer-steps, drawn by the seed, against the best split that their warm replicas "
+    "allow, found by linear or mixed-integer programming; up to 2 seconds each (needs "
+    "moeless[replay]).",
+)
+@click.option(
     "--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Policies at a time."
 )
 @click.option(

@@ -31,7 +31,11 @@ def print_report(console: Console, report: dict[str, Any]) -> None:
     table.add_column("", no_wrap=True)
     for name in policies:
         table.add_column(name, justify="right", no_wrap=True)
-    rows_P = [_rows(figures) for figures in policies.values()]
+    sampled = any("optimum" in figures for figures in policies.values())
+    rows_P = [
+        _rows(figures) | (_optimum_rows(figures.get("optimum")) if sampled else {})
+        for figures in policies.values()
+    ]
     for label in rows_P[0]:
         table.add_row(label, *(rows[label] for rows in rows_P))
     console.print(table)
@@ -44,6 +48,14 @@ def print_report(console: Console, report: dict[str, Any]) -> None:
         style="dim",
         highlight=False,
     )
+    if sampled:
+        console.print(
+            "÷ optimum = layer time over the least of any split over the same warm replicas, in "
+            "sampled layer-steps; those not solved in time and those whose tokens waited for a "
+            "load are left out.",
+            style="dim",
+            highlight=False,
+        )
     if "oracle" in policies:
         console.print("oracle is lossy: it ignores the gate.", style="dim", highlight=False)
 
@@ -67,6 +79,15 @@ def _rows(figures: dict[str, Any]) -> dict[str, str]:
         },
         "plan µs p50": f"{figures['plan_us']['p50']:.0f}",
         "split µs p50": f"{figures['split_us']['p50']:.1f}",
+    }
+
+
+def _optimum_rows(optimum: dict[str, Any] | None) -> dict[str, str]:
+    ratio = None if optimum is None else optimum["ratio"]
+    return {
+        "÷ optimum mean": "-" if ratio is None else f"{ratio['mean']:.4f}",
+        "÷ optimum p99": "-" if ratio is None else f"{ratio['p99']:.3f}",
+        "solved": "-" if optimum is None else f"{optimum['solved']}/{optimum['samples']}",
     }
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from moeless.core.layer_cost import LayerCost
 from moeless.costs.pricing import PaperMeter, billed_gb_s, reserved_gb_s
+from moeless.simulator.optimum_samples import compare_with_optimum
 from moeless.simulator.recording import FloatArray, Recording, num_warm_up_steps
 from moeless.telemetry.percentiles import percentiles, summarise
 
@@ -100,6 +101,7 @@ def measure_policy(
     ratio_SL = straggler_ratio_SL(recording.device_tokens_SLD[first:], total_SL)
     bound_SL = bound_s_SL(loads_SLE, cost=config.cost, num_devices=config.num_devices)
     replicas = summarise(warm_SL[busy_SL])
+    optimum = compare_with_optimum(recording)
     return {
         "straggler_ratio": summarise(ratio_SL[busy_SL]),
         "layer_forward_ms": summarise(layer_s_SL[busy_SL] * 1e3),
@@ -116,6 +118,7 @@ def measure_policy(
             **{f"{point}_us": s * 1e6 for point, s in percentiles(recording.search_s).items()},
         },
         "failed_plans": recording.failed_plans,
+        **({} if optimum is None else {"optimum": optimum}),
     }
 
 

@@ -1,6 +1,7 @@
 """What happened in a replay, layer-step by layer-step, in arrays."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,10 @@ class Recording:
         end_s: When the last step ended.
         replicas_SLED: Warm copies when the layer's gate spoke, uint8 [S, L, E, D]; None unless
             asked for.
+        sample_N2: Step and layer of each sampled layer-step, int64 [N, 2].
+        sample_NED: Their warm copies, uint8 [N, E, D].
+        optimum_s_N: The least time that those allow, see ``solve_samples`` [N]; empty where it
+            was not looked for.
         plan_s: How long each plan after the warm-up really took to make, in seconds.
         search_s: How long each search beside planning really took, in seconds.
         split_s: How long each split after the warm-up really took.
@@ -48,15 +53,29 @@ class Recording:
     resident_gb_s_S: FloatArray
     end_s: float = 0.0
     replicas_SLED: ReplicaArray | None = None
+    sample_N2: CountArray = field(default_factory=lambda: np.zeros((0, 2), dtype=np.int64))
+    sample_NED: ReplicaArray = field(default_factory=lambda: np.zeros((0, 0, 0), dtype=np.uint8))
+    optimum_s_N: FloatArray = field(default_factory=lambda: np.zeros(0))
     plan_s: FloatArray = field(default_factory=lambda: np.zeros(0))
     search_s: FloatArray = field(default_factory=lambda: np.zeros(0))
     split_s: FloatArray = field(default_factory=lambda: np.zeros(0))
     failed_plans: int = 0
     explanation: dict[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        samples = enumerate(self.sample_N2.tolist())
+        self._sample_of = {(step, layer): n for n, (step, layer) in samples}
+
     @classmethod
     def empty(
-        cls, *, steps: int, layers: int, experts: int, devices: int, keep_replicas: bool
+        cls,
+        *,
+        steps: int,
+        layers: int,
+        experts: int,
+        devices: int,
+        keep_replicas: bool,
+        samples: Sequence[tuple[int, int]] = (),
     ) -> "Recording":
         """Arrays to be filled."""
         shape = (steps, layers)
@@ -72,12 +91,20 @@ class Recording:
             replicas_SLED=(
                 np.zeros((*shape, experts, devices), dtype=np.uint8) if keep_replicas else None
             ),
+            sample_N2=np.array(samples, dtype=np.int64).reshape(-1, 2),
+            sample_NED=np.zeros((len(samples), experts, devices), dtype=np.uint8),
         )
 
     @property
     def num_steps(self) -> int:
         """S."""
         return len(self.warm_SL)
+
+    def keep_sample(self, step: int, layer: int, warm_ED: ReplicaArray) -> None:
+        """Keep the warm copies of a layer-step if it is one of the samples."""
+        sample = self._sample_of.get((step, layer))
+        if sample is not None:
+            self.sample_NED[sample] = warm_ED
 
     def save(self, path: Path) -> None:
         """Write everything into an ``.npz`` file, uncompressed."""

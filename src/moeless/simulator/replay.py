@@ -45,6 +45,7 @@ class ReplayConfig:
         tick_s: Seconds between looks at idle instances; None where they are kept for ever.
         max_replicas: Replicas of a layer beyond which retired ones leave at once.
         keep_replicas: Whether every layer-step's replicas are recorded one by one.
+        samples: Step and layer of each layer-step whose replicas are recorded in any case.
         explain: Step and layer to explain, or None.
         times: When decisions and loads were over in a run of real workers, in place of the
             durations above; nothing can be explained then.
@@ -61,6 +62,7 @@ class ReplayConfig:
     tick_s: float | None = None
     max_replicas: int | None = None
     keep_replicas: bool = False
+    samples: tuple[tuple[int, int], ...] = ()
     explain: tuple[int, int] | None = None
     times: RecordedTimes | None = None
 
@@ -162,6 +164,7 @@ class _Replay:
             experts=spec.num_experts,
             devices=config.num_devices,
             keep_replicas=config.keep_replicas,
+            samples=config.samples,
         )
         self._sink = _RecordingSink(self._recording)
         self._loop = EventLoop(clock)

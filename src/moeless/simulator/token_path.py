@@ -208,6 +208,7 @@ class TokenPath:
         self.recording.warm_SL[step, layer] = warm
         if self.recording.replicas_SLED is not None:
             self.recording.replicas_SLED[step, layer] = held_ED
+        self.recording.keep_sample(step, layer, held_ED)
         if self.explainer is not None:
             self.explainer.note_gate(step, layer)
 

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from moeless.core.layer_cost import LayerCost
 from moeless.errors import PlanError
 from moeless.policies.splitters.min_time import MinTimeSplitter
+from moeless.simulator.optimum import least_time, least_tokens
 
 TOKENS_ONLY = LayerCost(token_s=1e-6)
 H200_LIKE = LayerCost(base_s=65e-6, touch_s=72e-6, token_s=0.637e-6)
@@ -24,58 +24,6 @@ def cases(draw, most_tokens=2**40):
 
 
 costs = st.sampled_from([TOKENS_ONLY, H200_LIKE, LayerCost(touch_s=1.0, token_s=1e-9)])
-
-
-def least_tokens(count, replicas):
-    """The linear program's least load of the fullest device."""
-    pairs = np.argwhere(replicas & (count > 0)[:, None])
-    size = len(pairs) + 1
-    rows = np.zeros((len(count), size))
-    rows[pairs[:, 0], np.arange(len(pairs))] = 1
-    columns = np.zeros((replicas.shape[1], size))
-    columns[pairs[:, 1], np.arange(len(pairs))] = 1
-    columns[:, -1] = -1
-    goal = np.zeros(size)
-    goal[-1] = 1
-    result = linprog(
-        goal, A_ub=columns, b_ub=np.zeros(len(columns)), A_eq=rows, b_eq=np.where(count, count, 0)
-    )
-    return result.fun
-
-
-def least_time(count, replicas, touch):
-    """The fixed-charge problem's least time, by mixed-integer programming, in tokens."""
-    pairs = np.argwhere(replicas & (count > 0)[:, None])
-    n = len(pairs)
-    size = 2 * n + 1  # tokens and yes/no of each pair, and the time
-    ends, lower, upper = [], [], []
-    for expert in np.flatnonzero(count):
-        row = np.zeros(size)
-        row[:n] = pairs[:, 0] == expert
-        ends, lower, upper = [*ends, row], [*lower, count[expert]], [*upper, count[expert]]
-    for i, (expert, _) in enumerate(pairs):
-        row = np.zeros(size)
-        row[i], row[n + i] = 1, -count[expert]
-        ends, lower, upper = [*ends, row], [*lower, -np.inf], [*upper, 0]
-    for device in range(replicas.shape[1]):
-        row = np.zeros(size)
-        row[:n] = pairs[:, 1] == device
-        row[n : 2 * n] = touch * (pairs[:, 1] == device)
-        row[-1] = -1
-        ends, lower, upper = [*ends, row], [*lower, -np.inf], [*upper, 0]
-    goal = np.zeros(size)
-    goal[-1] = 1
-    whole = np.ones(size)
-    whole[-1] = 0
-    most = np.concatenate([count[pairs[:, 0]], np.ones(n), [np.inf]])
-    result = milp(
-        goal,
-        constraints=LinearConstraint(np.array(ends), lower, upper),
-        integrality=whole,
-        bounds=Bounds(0, most),
-        options={"time_limit": 10, "mip_rel_gap": 1e-3},
-    )
-    return result.fun if result.status == 0 else None
 
 
 def slowest(share, touch):
@@ -109,7 +57,7 @@ def test_where_touching_is_free_the_fullest_device_has_the_linear_optimum(case):
     if not count.any():
         return
     share = MinTimeSplitter(TOKENS_ONLY).split(count, replicas)
-    assert share.sum(axis=0).max() == np.ceil(least_tokens(count, replicas) - 1e-6)
+    assert share.sum(axis=0).max() == least_tokens(count, replicas)
 
 
 @given(cases(), st.randoms(use_true_random=False))
@@ -143,11 +91,11 @@ def test_where_touching_costs_small_cases_are_within_two_percent_of_the_optimum(
         load = 10 ** random.uniform(0.5, 4)
         count = random.multinomial(int(load), random.dirichlet(np.full(experts, 1.0)))
         touch = float(random.choice([10, 50, 113, 500]))
-        best = least_time(count, replicas, touch)
+        cost = LayerCost(touch_s=touch, token_s=1.0)
+        best = least_time(count, replicas, cost, limit_s=10.0)
         if best is None:
             continue
         solved += 1
-        cost = LayerCost(touch_s=touch, token_s=1.0)
         share = MinTimeSplitter(cost).split(count.astype(np.int64), replicas)
         assert slowest(share, touch) <= 1.02 * best + 1e-6, (count, replicas, touch)
     assert solved > 100
