@@ -51,7 +51,14 @@ class Mlp(NamedTuple):
         return torch.nn.functional.linear(hidden_TM.relu_(), self.weight_out, self.bias_out)
 
 
-def new_mlp(hidden: int, experts: int, rule: RouterRule, generator: torch.Generator) -> Mlp:
+def new_mlp(
+    hidden: int,
+    experts: int,
+    rule: RouterRule,
+    generator: torch.Generator,
+    *,
+    input_scale: float = 1.0,
+) -> Mlp:
     """An untrained one, drawn as He et al. (2015) for ReLU.
 
     Args:
@@ -59,10 +66,12 @@ def new_mlp(hidden: int, experts: int, rule: RouterRule, generator: torch.Genera
         experts: E.
         rule: The model's rule; only how many experts it chooses is kept.
         generator: Draws the weights.
+        input_scale: Root mean square of the inputs it will see.
     """
     wide = 2 * hidden
     return Mlp(
-        weight_in=torch.randn(wide, hidden, generator=generator) * (2.0 / hidden) ** 0.5,
+        weight_in=torch.randn(wide, hidden, generator=generator)
+        * ((2.0 / hidden) ** 0.5 / input_scale),
         bias_in=torch.zeros(wide),
         weight_out=torch.randn(experts, wide, generator=generator) * (1.0 / wide) ** 0.5,
         bias_out=torch.zeros(experts),

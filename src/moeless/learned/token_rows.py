@@ -1,6 +1,7 @@
 """Chosen tokens of a recording, read a chunk at a time."""
 
 from collections.abc import Collection, Iterator
+from copy import copy
 
 import numpy as np
 import torch
@@ -38,13 +39,11 @@ class Chunk:
 
 
 class TokenRows:
-    """The tokens of some conversations, all of them or a sample.
+    """The tokens of some conversations.
 
     Args:
         shards: The recording.
         conversations: Whose tokens.
-        limit: Tokens at the most, drawn at random over all of the conversations; None for all.
-        seed: Of the draw.
         reads: What will be read; a recording without layer inputs is refused.
 
     Raises:
@@ -56,8 +55,6 @@ class TokenRows:
         shards: GateShards,
         conversations: Collection[int],
         *,
-        limit: int | None = None,
-        seed: int = 0,
         reads: Reads = "gate_input",
     ) -> None:
         self._shards = shards
@@ -75,10 +72,22 @@ class TokenRows:
         empty = np.zeros((2, 0), dtype=np.int64)
         self._found = np.concatenate([empty, *found], axis=1)
         self._facts = np.concatenate([np.zeros((3, 0), dtype=np.int64), *facts], axis=1)
-        if limit is not None and self.tokens > limit:
-            generator = np.random.default_rng(seed)
-            kept = np.sort(generator.choice(self.tokens, size=limit, replace=False))
-            self._found, self._facts = self._found[:, kept], self._facts[:, kept]
+
+    def sample(self, limit: int, *, seed: int = 0) -> "TokenRows":
+        """At most so many tokens, drawn at random over all conversations."""
+        if self.tokens <= limit:
+            return self
+        generator = np.random.default_rng(seed)
+        return self._keep(np.sort(generator.choice(self.tokens, size=limit, replace=False)))
+
+    def first(self, limit: int) -> "TokenRows":
+        """At most so many tokens, the first ones recorded."""
+        return self._keep(np.arange(min(limit, self.tokens)))
+
+    def _keep(self, kept: np.ndarray) -> "TokenRows":
+        rows = copy(self)
+        rows._found, rows._facts = self._found[:, kept], self._facts[:, kept]
+        return rows
 
     @property
     def tokens(self) -> int:

@@ -40,16 +40,17 @@ class TrainedPredictor(SharePredictor):
     """One model per layer, each asked d layers early.
 
     Args:
-        models: Of all L layers; the first d are never asked. Taken as they are, not copied.
+        models: L - d of them; number l is asked at layer l and predicts layer l + d. Taken as
+            they are, not copied.
         distance: d.
         hidden: H.
-        spreads: How far the logits of each layer are taken to be off, see ``expected_shares``;
+        spreads: How far the logits of each model are taken to be off, see ``expected_shares``;
             None takes all at their word.
         errors: Error estimates by predicted layer, where known.
         reads: What the models were fitted to read.
 
     Raises:
-        ConfigError: The distance is not positive, or spreads are not one per layer.
+        ConfigError: The distance is not positive, or spreads are not one per model.
         ModelError: There is no model.
 
     Cost: for gates one T x H x E product and the probabilities of T x E choices.
@@ -68,9 +69,9 @@ class TrainedPredictor(SharePredictor):
         if distance < 1:
             raise ConfigError(f"prediction distance {distance} is not positive; use for example 1")
         if not models:
-            raise ModelError("a predictor needs a model of each MoE layer, got none")
+            raise ModelError("a predictor needs a model of each predicted layer, got none")
         if spreads is not None and len(spreads) != len(models):
-            raise ConfigError(f"{len(spreads)} spreads for {len(models)} layers; give one each")
+            raise ConfigError(f"{len(spreads)} spreads for {len(models)} models; give one each")
         super().__init__(distance=distance, top_k=models[0].rule.top_k)
         self.reads = reads
         self.hidden = hidden
@@ -81,22 +82,22 @@ class TrainedPredictor(SharePredictor):
     @property
     def num_layers(self) -> int:
         """L, the number of MoE layers."""
-        return len(self.models)
+        return len(self.models) + self.distance
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the models that are asked."""
+        """Bytes of all models."""
         return sum(
             part.numel() * part.element_size()
-            for model in self.models[self.distance :]
+            for model in self.models
             for part in model.tensors.values()
         )
 
     def logits(self, layer: int, x_TH: Tensor) -> Tensor | None:
         """Expected router logits of layer ``layer + distance`` [T, E]; None if there is none."""
-        if layer + self.distance >= len(self.models):
+        if layer >= len(self.models):
             return None
-        return self.models[layer + self.distance].logits(x_TH.reshape(-1, self.hidden))
+        return self.models[layer].logits(x_TH.reshape(-1, self.hidden))
 
     def shares(self, layer: int, x_TH: Tensor) -> Tensor | None:
         """Expected share of each token that every expert gets, float32 [T, E]."""
@@ -104,10 +105,9 @@ class TrainedPredictor(SharePredictor):
             logits_TE = self.logits(layer, x_TH)
             if logits_TE is None:
                 return None
-            ahead = layer + self.distance
-            model = self.models[ahead]
+            model = self.models[layer]
             return expected_shares(
-                logits_TE, model.rule, model.correction, spread=self.spreads[ahead]
+                logits_TE, model.rule, model.correction, spread=self.spreads[layer]
             )
 
     def error(self, layer: int) -> ErrorEstimate | None:
