@@ -197,12 +197,15 @@ class GateInputRecording:
                 self.ledger.finish_open()
             self.ledger.close()
             self.writer.close(complete=complete and not self.ledger.ran_out_of_disk)
+            num_bytes = sum(path.stat().st_size for path in self._directory.iterdir())
+            if self.writer.tokens == 0:  # as if it had not been tried
+                self.writer.discard()
         except OSError as error:
             raise _unwritable(self._directory, error) from error
         return GateInputReport(
             tokens=self.writer.tokens,
             conversations=len(self.writer.recorded),
-            num_bytes=sum(path.stat().st_size for path in self._directory.iterdir()),
+            num_bytes=num_bytes,
             ran_out_of_disk=self.ledger.ran_out_of_disk,
         )
 

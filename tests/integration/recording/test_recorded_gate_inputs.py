@@ -12,10 +12,15 @@ from safetensors.torch import load_file, save_file  # noqa: E402 - after the ski
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from families import FAMILIES, make_tokenizer  # noqa: E402
-from moeless.bootstrap.record import RecordConfig, record_routing  # noqa: E402
+from moeless.bootstrap.record import record_routing  # noqa: E402
+from moeless.bootstrap.record_config import RecordConfig  # noqa: E402
 from moeless.cli.main import run  # noqa: E402
 from moeless.engines.transformers.gate_access import find_gates  # noqa: E402
+from moeless.engines.transformers.generation.engine import (  # noqa: E402
+    TransformersTextEngine,
+)
 from moeless.engines.transformers.generation.sampler import RowSampler  # noqa: E402
+from moeless.engines.transformers.generation.streams import EventStream  # noqa: E402
 from moeless.errors import EngineError, TraceError  # noqa: E402
 from moeless.learned.scoring import choose  # noqa: E402
 from moeless.learned.shards import GateShards, Shard, fingerprint_gates  # noqa: E402
@@ -315,6 +320,19 @@ def test_options_that_cannot_work_are_named(command, capfd, tmp_path, options, m
     line = capfd.readouterr().err.splitlines()[-1]
     assert line.startswith("moeless: error: ")
     assert message in line
+
+
+def test_an_interrupt_before_anything_is_whole_leaves_nothing(
+    command, tmp_path, monkeypatch, capfd
+):
+    def interrupt(self, request):
+        os.kill(os.getpid(), signal.SIGINT)
+        return EventStream()  # nothing ever comes
+
+    monkeypatch.setattr(TransformersTextEngine, "submit", interrupt)
+    assert command("--gate-inputs", tmp_path / "gate-inputs") == 130
+    assert capfd.readouterr().err.endswith("\nmoeless: error: interrupted\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["prompts.txt"]
 
 
 def test_a_recording_is_neither_overwritten_nor_mixed_with_another(command, capfd, tmp_path):

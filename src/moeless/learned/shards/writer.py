@@ -219,6 +219,14 @@ class ShardWriter:
         self._manifest = replace(self._manifest, complete=complete)
         self._list_shards()
 
+    def discard(self) -> None:
+        """Remove a recording that holds nothing, and its directory if nothing else is in it."""
+        assert self.tokens == 0
+        for name in (MANIFEST_FILE, GATES_FILE):
+            (self._directory / name).unlink()
+        if not any(self._directory.iterdir()):
+            self._directory.rmdir()
+
     def _check(self, piece: Shard) -> set[int]:
         """Require that a piece fits; returns its conversations."""
         numbers: set[int] = set(piece.conversation.tolist())
