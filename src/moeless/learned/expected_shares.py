@@ -40,11 +40,14 @@ def expected_shares(
 def one_hot(ids_TK: Tensor, num_experts: int) -> Tensor:
     """Shares of tokens whose experts are known: 1 for each, float32 [T, E]."""
     share_TE = torch.zeros((len(ids_TK), num_experts), device=ids_TK.device)
-    return share_TE.scatter_(1, ids_TK.long(), 1.0)
+    share_TE.scatter_(1, ids_TK.long(), 1.0)
+    return share_TE
 
 
 def _probabilities(logits_TE: Tensor, top_k: int, spread: float) -> Tensor:
     best = torch.topk(logits_TE, top_k + 1, dim=-1).values
     middle_T = (best[:, top_k - 1 : top_k] + best[:, top_k:]) / 2.0
     chance_TE = torch.special.ndtr((logits_TE - middle_T) / spread)
-    return chance_TE * (top_k / chance_TE.sum(dim=-1, keepdim=True))
+    scale_T: Tensor = top_k / chance_TE.sum(dim=-1, keepdim=True)
+    share_TE: Tensor = chance_TE * scale_T
+    return share_TE

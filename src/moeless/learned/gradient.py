@@ -72,9 +72,10 @@ def descend(
     generator = torch.Generator().manual_seed(options.seed)
     best, best_accuracy, stale, epoch = model, judge(model), 0, 0
     while epoch < options.epochs and stale < options.patience and best_accuracy < enough:
-        for rows in torch.randperm(len(inputs_TH), generator=generator).split(options.minibatch):
+        order = torch.randperm(len(inputs_TH), generator=generator)
+        for rows in torch.split(order, options.minibatch):
             optimizer.zero_grad()
-            loss(fitted.logits(inputs_TH[rows].float()), target_TE[rows]).backward()
+            torch.autograd.backward(loss(fitted.logits(inputs_TH[rows]), target_TE[rows]))
             optimizer.step()
             schedule.step()
         epoch += 1

@@ -87,7 +87,7 @@ class SharePredictor:
         return finish_load(summed_E, len(share_TE) * self.top_k)
 
 
-def finish_load(load_NE: LoadArray, assignments: int | LoadArray) -> LoadArray:
+def finish_load(load_NE: LoadArray, assignments: float | LoadArray) -> LoadArray:
     """Cut expected loads off at zero and scale them to what they must sum to.
 
     Args:

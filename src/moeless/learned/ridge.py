@@ -27,6 +27,11 @@ class RidgeSums:
         self._gram = torch.zeros(hidden + 1, hidden + 1, dtype=torch.float64)
         self._cross = torch.zeros(hidden + 1, outputs, dtype=torch.float64)
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the sums."""
+        return 8 * (self._gram.numel() + self._cross.numel())
+
     def add(self, x_TH: Tensor, residual_TE: Tensor) -> None:
         """Add tokens.
 

@@ -5,6 +5,7 @@ from copy import copy
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from moeless.errors import TraceError
@@ -69,9 +70,10 @@ class TokenRows:
             found.append(np.stack([np.full(len(rows), number), rows]))
             columns = (shard.conversation, shard.position, shard.decode)
             facts.append(np.stack([column.numpy()[rows].astype(np.int64) for column in columns]))
-        empty = np.zeros((2, 0), dtype=np.int64)
-        self._found = np.concatenate([empty, *found], axis=1)
-        self._facts = np.concatenate([np.zeros((3, 0), dtype=np.int64), *facts], axis=1)
+        # A recording without shards has no tokens, but is no mistake here.
+        none: NDArray[np.int64] = np.zeros((3, 0), dtype=np.int64)
+        self._found: NDArray[np.int64] = np.concatenate([none[:2], *found], axis=1)
+        self._facts: NDArray[np.int64] = np.concatenate([none, *facts], axis=1)
 
     def sample(self, limit: int, *, seed: int = 0) -> "TokenRows":
         """At most so many tokens, drawn at random over all conversations."""
@@ -84,7 +86,7 @@ class TokenRows:
         """At most so many tokens, the first ones recorded."""
         return self._keep(np.arange(min(limit, self.tokens)))
 
-    def _keep(self, kept: np.ndarray) -> "TokenRows":
+    def _keep(self, kept: NDArray[np.int64]) -> "TokenRows":
         rows = copy(self)
         rows._found, rows._facts = self._found[:, kept], self._facts[:, kept]
         return rows
@@ -92,22 +94,25 @@ class TokenRows:
     @property
     def tokens(self) -> int:
         """T."""
-        return self._found.shape[1]
+        return len(self._found[0])
 
     @property
-    def conversation(self) -> np.ndarray:
+    def conversation(self) -> NDArray[np.int64]:
         """Conversation of each token, int64 [T]."""
-        return self._facts[0]
+        values_T: NDArray[np.int64] = self._facts[0]
+        return values_T
 
     @property
-    def position(self) -> np.ndarray:
+    def position(self) -> NDArray[np.int64]:
         """Position in its conversation of each token, int64 [T]."""
-        return self._facts[1]
+        values_T: NDArray[np.int64] = self._facts[1]
+        return values_T
 
     @property
-    def decode(self) -> np.ndarray:
+    def decode(self) -> NDArray[np.int64]:
         """1 where the token was decoded, int64 [T]."""
-        return self._facts[2]
+        values_T: NDArray[np.int64] = self._facts[2]
+        return values_T
 
     def __iter__(self) -> Iterator[Chunk]:
         """At most ``CHUNK_ROWS`` tokens at a time, in the order of recording."""

@@ -1,0 +1,111 @@
+"""Holds predictors against what a model did: loads of batches, expected and true."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from moeless.learned.batching import Batching
+from moeless.learned.expected_shares import one_hot
+from moeless.learned.judging import Judge
+from moeless.learned.load_predictor import LoadPredictor, finish_load
+from moeless.learned.metrics import LoadScores, recalled, score_loads
+from moeless.learned.token_rows import TokenRows
+
+Loads = NDArray[np.float64]
+History = Callable[[Loads], Loads]
+"""From the true loads of batches in their order [N, L, E] to what is expected of each from
+those before it."""
+
+
+class Evaluation:
+    """Expected and true loads of some tokens in batches.
+
+    Args:
+        rows: The tokens, of conversations that no predictor was fitted to.
+        layers: L.
+        experts: E.
+        distance: d of the predictors.
+        sizes: Tokens of a batch, several.
+        batching: How tokens are put together.
+    """
+
+    def __init__(
+        self,
+        rows: TokenRows,
+        *,
+        layers: int,
+        experts: int,
+        distance: int,
+        sizes: Sequence[int],
+        batching: Batching = "recorded",
+    ) -> None:
+        self.distance, self.sizes, self.batching = distance, tuple(sizes), batching
+        self.layers = range(distance, layers)
+        self._rows, self._experts = rows, experts
+        self._judge = Judge(rows, sizes, batching)
+        self.actual = self._true_loads()
+        self.expected: dict[str, dict[int, Loads]] = {}
+        self.recall: dict[str, NDArray[np.float64]] = {}
+
+    def add_predictor(self, name: str, predictor: LoadPredictor) -> None:
+        """Ask a predictor for all batches.
+
+        Args:
+            name: What it is called in the results.
+            predictor: Of this evaluation's distance.
+        """
+        loads: dict[int, list[Loads]] = {size: [] for size in self.sizes}
+        recall = []
+        for ahead in self.layers:
+            shares, hits, wanted = [], 0, 0
+            for chunk in self._rows:
+                layer = ahead - self.distance
+                share_TE = predictor.shares(layer, chunk.states(layer, predictor.reads))
+                assert share_TE is not None
+                ids_TK = chunk.topk_ids(ahead)
+                expected_TK = torch.topk(share_TE, ids_TK.shape[1], dim=1).indices
+                hits += recalled(expected_TK, ids_TK)
+                wanted += ids_TK.numel()
+                shares.append(share_TE)
+            for size in self.sizes:
+                loads[size].append(self._judge.loads(torch.cat(shares), size))
+            recall.append(hits / max(wanted, 1))
+        self.recall[name] = np.array(recall)
+        self.expected[name] = {
+            size: finish_load(np.stack(found, axis=1), self.actual[size].sum(axis=-1))
+            for size, found in loads.items()
+        }
+
+    def add_history(self, name: str, history: History) -> None:
+        """Ask something that sees loads only.
+
+        Args:
+            name: What it is called in the results.
+            history: Expects each batch from those before it.
+        """
+        self.expected[name] = {
+            size: finish_load(history(actual), actual.sum(axis=-1))
+            for size, actual in self.actual.items()
+        }
+
+    def scores(self, name: str, size: int) -> LoadScores | None:
+        """Figures over all layers; None where there is no batch of the size."""
+        return score_loads(self.expected[name][size], self.actual[size])
+
+    def layer_scores(self, name: str, size: int) -> dict[int, LoadScores | None]:
+        """Figures of each predicted layer."""
+        expected, actual = self.expected[name][size], self.actual[size]
+        return {
+            ahead: score_loads(expected[:, i], actual[:, i]) for i, ahead in enumerate(self.layers)
+        }
+
+    def _true_loads(self) -> Mapping[int, Loads]:
+        loads: dict[int, list[Loads]] = {size: [] for size in self.sizes}
+        for ahead in self.layers:
+            ids_TK = torch.cat([chunk.topk_ids(ahead) for chunk in self._rows])
+            share_TE = one_hot(ids_TK, self._experts)
+            for size in self.sizes:
+                loads[size].append(self._judge.loads(share_TE, size))
+        return {size: np.stack(found, axis=1) for size, found in loads.items()}
