@@ -4,7 +4,9 @@ Run ``python benchmarks/memory_curve.py --out DIR --routing TRACE.npz ... [--arr
 trace is replayed (``moeless replay``, simulated) with every cost model and memory factor; the
 x axis is not the factor asked for but the mean number of warm replicas over E. Writes
 ``NAME.csv`` with all figures and ``NAME_COST.png`` for each cost model. Policies that have a whole
-number of slots per device (eplb, swift) are replayed once for each number.
+number of slots per device (eplb, swift) are replayed once for each number. They plan again after
+``--eplb-interval`` and ``--swift-interval`` seconds: on a trace that is shorter than that they
+never follow the loads, so choose intervals that end within the warm-up (the first tenth).
 """
 
 import argparse
@@ -43,6 +45,8 @@ def replay(
         command += ["--routing", str(routing), "--cost-model", cost_model]
         command += ["--policies", ",".join(policies), "--memory-factor", str(factor)]
         command += ["--devices", str(options.devices), "--seed", str(options.seed)]
+        command += ["--eplb-interval", str(options.eplb_interval)]
+        command += ["--swift-interval", str(options.swift_interval)]
         command += ["--jobs", str(options.jobs), "--json", str(out)]
         if options.arrivals is not None:
             command += ["--arrivals", str(options.arrivals)]
@@ -97,6 +101,7 @@ def measure(routing: Path, cost_model: str, options: argparse.Namespace) -> list
                     "experts": experts,
                     "devices": options.devices,
                     "steps": trace["steps"],
+                    "duration_s": round(trace["duration_s"]),
                     "cost_model": cost_model,
                     "policy": name,
                     "factor": "" if replicas is None else factor,
@@ -116,15 +121,16 @@ def measure(routing: Path, cost_model: str, options: argparse.Namespace) -> list
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Two panels, balance and layer time; means are solid, p99 dashed and open."""
+    """Two panels, balance and layer time over static's; means are solid, p99 dotted and open."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     panels = (
         ("straggler_mean", "straggler_p99", "max ÷ ideal device tokens"),
-        ("bound_ratio_mean", "bound_ratio_p99", "layer time ÷ lower bound"),
+        ("layer_ms_mean", "layer_ms_p99", "layer time ÷ that of static"),
     )
+    static = next(row for row in rows if row["policy"] == "static")
     for axes, (mean, p99, label) in zip(figure.subplots(1, 2), panels, strict=True):
         for name in POLICIES:
             mine = sorted(
@@ -132,10 +138,11 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
             )
             colour, marker = STYLES[name]
             held = [row["memory_held"] for row in mine]
+            over = static if mean.startswith("layer_ms") else {mean: 1.0, p99: 1.0}
             for key, line, face in ((mean, "-", colour), (p99, ":", "white")):
                 axes.plot(
                     held,
-                    [row[key] for row in mine],
+                    [float(row[key]) / float(over[key]) for row in mine],
                     line,
                     color=colour,
                     marker=marker,
@@ -144,6 +151,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
                     linewidth=1.6 if line == "-" else 1.0,
                 )
         axes.set(xlabel="mean warm replicas ÷ experts", ylabel=label)
+        axes.axhline(1.0, color="black", linewidth=0.6)
         axes.grid(visible=True, alpha=0.3)
     handles = [
         Line2D([], [], color=STYLES[name][0], marker=STYLES[name][1], label=name)
@@ -172,6 +180,8 @@ def main() -> None:
     parser.add_argument("--cost-models", default="paper,h200")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--devices", type=int, default=8)
+    parser.add_argument("--eplb-interval", type=float, default=600.0, metavar="SECONDS")
+    parser.add_argument("--swift-interval", type=float, default=60.0, metavar="SECONDS")
     parser.add_argument("--max-steps", type=int, help="replay only the first steps")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="policies replayed at a time")
