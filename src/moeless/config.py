@@ -11,40 +11,69 @@ from moeless.errors import ConfigError
 InvokerName = Literal["process", "inline"]
 
 
+MemoryFactor = float | Literal["auto"]
+"""Warm replicas that a policy may hold, in multiples of E; ``auto`` leaves it to the policy."""
+
+
+def parse_memory_factor(text: str) -> MemoryFactor:
+    """Read ``--memory-factor``: a number of at least 1, or ``auto``.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if text.strip().lower() == "auto":
+        return "auto"
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = math.nan
+    if not (math.isfinite(factor) and factor >= 1.0):
+        raise ConfigError(
+            f"--memory-factor {text!r} is not a number of at least 1 (one replica per expert), "
+            f"nor auto"
+        )
+    return factor
+
+
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig:
     """How loads become replicas.
 
     Args:
-        policy: A planner by name, for example ``paper`` or ``static``.
+        policy: A planner by name, for example ``moeless``, ``paper`` or ``static``.
         predictor: ``gate`` looks ahead with copies of the model's gates; ``previous`` and
             ``ewma`` expect what was.
         distance: d, layers that the gate predictor looks ahead.
-        memory_factor: Replicas that a layer may have, in multiples of its experts.
+        memory_factor: Replicas that a layer may have, in multiples of its experts. ``auto`` lets
+            ``moeless`` take as few as keep the time within 2% of the best, and others 2.0.
         cv_threshold: Coefficient of variation below which replicas count as balanced.
-        splitter: How tokens are divided over replicas, by name.
+        splitter: How tokens are divided over replicas, by name; None takes the policy's own.
         search_beside: Whether searches for better replica sets run beside planning. In the
             control loop itself they delay plans by milliseconds, but what they find no longer
             depends on when a thread ran: decisions can be repeated.
+        cost_model: What experts cost in time, for policies that optimise it: a JSON file of
+            measurements or a model by name; None takes rough figures of the kind of device.
 
     Raises:
         ConfigError: A number is out of range.
     """
 
-    policy: str = "paper"
+    policy: str = "moeless"
     predictor: str = "gate"
     distance: int = 1
-    memory_factor: float = 2.0
+    memory_factor: MemoryFactor = "auto"
     cv_threshold: float = 0.2
-    splitter: str = "even"
+    splitter: str | None = None
     search_beside: bool = True
+    cost_model: str | None = None
 
     def __post_init__(self) -> None:
         if self.distance < 1:
             raise ConfigError(f"distance is {self.distance}; use 1 or more layers")
-        if not (math.isfinite(self.memory_factor) and self.memory_factor >= 1):
+        factor = self.memory_factor
+        if factor != "auto" and not (math.isfinite(factor) and factor >= 1):
             raise ConfigError(
-                f"memory factor is {self.memory_factor}; use 1.0 (one copy of each expert) or more"
+                f"memory factor is {factor}; use 1.0 (one copy of each expert) or more, or auto"
             )
         if not (math.isfinite(self.cv_threshold) and self.cv_threshold >= 0):
             raise ConfigError(f"CV threshold is {self.cv_threshold}; use 0 or more")

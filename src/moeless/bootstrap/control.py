@@ -14,6 +14,7 @@ from moeless.core.policy_set import PolicySet
 from moeless.core.ports import Clock, EventSink
 from moeless.costs.gpu_cost import gpu_cost
 from moeless.costs.presets import device_preset
+from moeless.costs.time_models import build_time_model
 from moeless.errors import ConfigError
 from moeless.functions.load_intake import LoadConsumer
 from moeless.functions.load_report import LoadReport
@@ -27,24 +28,37 @@ _NO_HISTORY = ("window",)
 """Predictors that ``--predictor`` does not offer: policies that need them bring them along."""
 _ANY_COST = LayerCost(token_s=1.0)
 """Where nothing is decided yet, only looked up."""
+_ANY_EXPERT = ExpertShape(hidden=1, intermediate=1)
 
 
 def check_policy_config(config: PolicyConfig) -> None:
     """Refuse names and numbers that no policy can be built from.
 
     Raises:
-        ConfigError: No planner or predictor has that name, or a number is out of range.
+        ConfigError: No planner, predictor or cost model has that name, or a number is out of
+            range.
     """
     build_policies(config, cost=_ANY_COST, clock=SystemClock())
+    if config.cost_model is not None:
+        build_time_model(config.cost_model, _ANY_EXPERT, 1)
 
 
-def serving_cost(expert: ExpertShape, torch_devices: Sequence[str]) -> LayerCost:
-    """What serving policies take experts to cost in time: a preset's figures, not measurements.
+def serving_cost(
+    expert: ExpertShape, torch_devices: Sequence[str], cost_model: str | None = None
+) -> LayerCost:
+    """What serving policies take experts to cost in time.
 
     Args:
         expert: Shape of the served experts.
         torch_devices: Where they run, as torch names devices [D].
+        cost_model: A time model by name or file; None takes a preset's figures, which nobody has
+            measured here.
+
+    Raises:
+        ConfigError: No such time model.
     """
+    if cost_model is not None:
+        return build_time_model(cost_model, expert, len(torch_devices)).cost
     preset = device_preset("h200" if torch_devices[0].startswith("cuda") else "cpu")
     return gpu_cost(expert, preset, num_devices=len(torch_devices))[0]
 
@@ -72,8 +86,7 @@ def build_policies(config: PolicyConfig, *, cost: LayerCost, clock: Clock) -> Po
         ),
         clock=clock,
         history="previous" if config.predictor == "gate" else config.predictor,
-        # Even is also the default: it does not take away a policy's own.
-        splitter=None if config.splitter == "even" else config.splitter,
+        splitter=config.splitter,
     )
 
 
@@ -112,7 +125,7 @@ def build_controller(
     Raises:
         ConfigError: No planner or predictor has that name, or a number is out of range.
     """
-    cost = serving_cost(model.spec.expert, torch_devices)
+    cost = serving_cost(model.spec.expert, torch_devices, config.cost_model)
     controller = Controller(
         ControllerConfig(
             model=model.spec.model_id,

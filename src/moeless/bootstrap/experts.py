@@ -15,6 +15,7 @@ from moeless.bootstrap.control import (
     lookahead,
     serving_cost,
 )
+from moeless.bootstrap.policies import PolicyOptions
 from moeless.bootstrap.supervisor_process import SupervisorProcess
 from moeless.config import ExpertsConfig
 from moeless.core.clock import SystemClock
@@ -175,7 +176,8 @@ def device_budgets(spec: ModelSpec, config: ExpertsConfig) -> list[int]:
     num_devices = len(config.devices)
     sizes = [function_bytes(spec.expert, d.torch_name) for d in config.devices]
     if config.device_memory_bytes is None:
-        copies = min(config.policy.memory_factor, num_devices) * spec.num_experts
+        factor = PolicyOptions(memory_factor=config.policy.memory_factor).fixed_memory_factor
+        copies = min(factor, num_devices) * spec.num_experts
         slots = -(-int(np.ceil(copies)) // num_devices)
         return [slots * spec.num_layers * size for size in sizes]
     slots = sum(config.device_memory_bytes // size for size in sizes)
@@ -190,7 +192,8 @@ def device_budgets(spec: ModelSpec, config: ExpertsConfig) -> list[int]:
 
 
 def _policies(spec: ModelSpec, config: ExpertsConfig, clock: Clock) -> PolicySet:
-    cost = serving_cost(spec.expert, [device.torch_name for device in config.devices])
+    devices = [device.torch_name for device in config.devices]
+    cost = serving_cost(spec.expert, devices, config.policy.cost_model)
     return build_policies(config.policy, cost=cost, clock=clock)
 
 

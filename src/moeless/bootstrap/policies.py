@@ -2,8 +2,8 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
+from moeless.config import MemoryFactor
 from moeless.core.layer_cost import LayerCost
 from moeless.core.policy_set import PolicySet
 from moeless.core.ports import Clock, Planner, Predictor, Splitter
@@ -11,11 +11,6 @@ from moeless.errors import ConfigError
 from moeless.policies.planners import PLANNERS
 from moeless.policies.predictors import PREDICTORS
 from moeless.policies.splitters import SPLITTERS
-
-AUTO = "auto"
-
-MemoryFactor = float | Literal["auto"]
-"""Warm replicas that a policy may hold, in multiples of E; ``auto`` leaves it to the policy."""
 
 DEFAULT_MEMORY_FACTOR = 2.0
 EPLB_INTERVAL_S = 600.0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from moeless import __version__
-from moeless.bootstrap.policies import AUTO, ORACLE, MemoryFactor, PolicyOptions
+from moeless.bootstrap.policies import ORACLE, PolicyOptions
 from moeless.core.model import ExpertShape
 from moeless.costs.linear import LinearTime
 from moeless.costs.links import LinkTimes
@@ -224,26 +224,6 @@ def find_expert_shape(model: str, text: str | None) -> ExpertShape:
     if match is None:
         raise ConfigError(f"--expert-shape {text!r} is not HIDDENxINTER, for example 4096x14336")
     return ExpertShape(hidden=int(match[1]), intermediate=int(match[2]))
-
-
-def parse_memory_factor(text: str) -> MemoryFactor:
-    """Read ``--memory-factor``: a number of at least 1, or ``auto``.
-
-    Raises:
-        ConfigError: It is neither.
-    """
-    if text.strip().lower() == AUTO:
-        return "auto"
-    try:
-        factor = float(text)
-    except ValueError:
-        factor = math.nan
-    if not (math.isfinite(factor) and factor >= 1.0):
-        raise ConfigError(
-            f"--memory-factor {text!r} is not a number of at least 1 (one replica per expert), "
-            f"nor auto"
-        )
-    return factor
 
 
 def _steps(task: ReplayTask) -> RoutingTrace:

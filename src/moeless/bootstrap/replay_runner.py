@@ -3,11 +3,13 @@
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -52,7 +54,8 @@ def run_replay(
         while waiting or running:
             while waiting and len(running) < jobs:
                 name = waiting.pop(0)
-                running[name] = worker = _Worker.start(prepared, name, trace_path, folder)
+                with _interrupts_later():
+                    running[name] = worker = _Worker.start(prepared, name, trace_path, folder)
                 selector.register(worker.output, selectors.EVENT_READ, name)
             for key, _ in selector.select():
                 name = key.data
@@ -87,6 +90,22 @@ def describe_job(prepared: PreparedReplay, name: str) -> dict[str, Any]:
         "samples": prepared.samples,
         "explain": task.explain,
     }
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Put Ctrl-C off until the end of the block: a new process must be known to be ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is interrupted
+        return
+    caught: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if caught:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _kill_all(workers: dict[str, "_Worker"]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from moeless.config import EngineConfig, ExpertsConfig, PolicyConfig
+from moeless.config import EngineConfig, ExpertsConfig, PolicyConfig, parse_memory_factor
 from moeless.core.cluster import parse_bytes, parse_devices
 
 _Command = Callable[..., Any]
@@ -23,9 +23,10 @@ def experts_options(command: _Command) -> _Command:
         ),
         click.option(
             "--policy",
-            default="paper",
+            default="moeless",
             show_default=True,
-            help="How replicas are chosen: paper, static, or an installed policy.",
+            help="How replicas are chosen: moeless, paper, static, eplb, swift, or an installed "
+            "policy.",
         ),
         click.option(
             "--predictor",
@@ -42,10 +43,11 @@ def experts_options(command: _Command) -> _Command:
         ),
         click.option(
             "--memory-factor",
-            type=float,
-            default=2.0,
+            default="auto",
             show_default=True,
-            help="Replicas a layer may have, in multiples of its experts.",
+            metavar="F|auto",
+            help="Replicas a layer may have, in multiples of its experts; auto lets moeless take "
+            "as few as keep the time within 2% of the best.",
         ),
         click.option(
             "--cv-threshold",
@@ -53,6 +55,12 @@ def experts_options(command: _Command) -> _Command:
             default=0.2,
             show_default=True,
             help="Replicas are added until their loads vary less than this (policy paper).",
+        ),
+        click.option(
+            "--cost-model",
+            metavar="NAME|FILE",
+            help="What experts cost in time, for policies that optimise it: h200, a6000, or a "
+            "JSON file as benchmarks/calibrate_workers.py writes it; default: rough figures.",
         ),
         click.option(
             "--device-memory",
@@ -149,8 +157,9 @@ def experts_config(options: dict[str, Any]) -> ExpertsConfig:
             policy=options.pop("policy"),
             predictor=options.pop("predictor"),
             distance=options.pop("distance"),
-            memory_factor=options.pop("memory_factor"),
+            memory_factor=parse_memory_factor(options.pop("memory_factor")),
             cv_threshold=options.pop("cv_threshold"),
+            cost_model=options.pop("cost_model"),
         ),
         device_memory_bytes=parse_bytes(memory, option="--device-memory") if memory else None,
         keep_alive_s=options.pop("keep_alive"),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from moeless.config import parse_memory_factor
 from moeless.core.cluster import parse_bytes
 from moeless.errors import ConfigError
 
@@ -242,7 +243,7 @@ def replay(**options: Any) -> None:
 
 def _task(options: dict[str, Any], *, keep_replicas: bool) -> "ReplayTask":
     from moeless.bootstrap.policies import PolicyOptions
-    from moeless.bootstrap.replay import ReplayTask, parse_memory_factor
+    from moeless.bootstrap.replay import ReplayTask
 
     names = [name.strip() for name in options.pop("policies").split(",")]
     memory = options.pop("device_memory")

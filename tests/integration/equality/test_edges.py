@@ -29,7 +29,7 @@ def assert_empty_batches_pass_through(served):
     assert served.runtime.snapshot().tokens_LE.sum() == 0
 
 
-@pytest.mark.parametrize("policy", ["static", "paper"])
+@pytest.mark.parametrize("policy", ["static", "paper", "moeless"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_empty_batch_gives_an_empty_answer_and_harms_no_later_one(family, policy, reference_of):
     reference = reference_of(family)

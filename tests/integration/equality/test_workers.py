@@ -77,6 +77,14 @@ def test_planned_experts_on_three_workers_compute_pieces_to_the_answers_of_trans
     assert snapshot.split_s.count > snapshot.layer_forward_s.count, "nothing came in pieces"
 
 
+@pytest.mark.parametrize("family", ["deepseek_v3", "granitemoeshared", "llama4"])
+def test_by_default_experts_on_two_workers_give_the_answers_of_transformers(family, reference_of):
+    reference = reference_of(family)
+    with serving(reference.directory, invoker="process", devices=2, memory_factor=2.0) as served:
+        assert served.runtime.config.policy.policy == "moeless"
+        assert_same_answers(served, reference)
+
+
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
 def test_planned_experts_that_come_and_go_on_two_workers_give_the_answers_of_transformers(
     family, reference_of

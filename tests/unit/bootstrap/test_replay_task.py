@@ -10,9 +10,9 @@ from moeless.bootstrap.replay import (
     ReplayTask,
     check_policies,
     find_expert_shape,
-    parse_memory_factor,
     prepare_replay,
 )
+from moeless.config import parse_memory_factor
 from moeless.errors import ConfigError
 from moeless.policies.planners.static import StaticPlanner
 from moeless.workloads.routing_trace import write_trace
