@@ -47,7 +47,11 @@ _RESTART_INTERVAL = 500
 _MOST_RESTARTED = 256
 """Experts x devices beyond which that would take too long."""
 
+_LARGE = 32_768
+"""Experts x devices beyond which searches are short, so that they stay below a second or so."""
+
 _MOST_CHANGES = 200
+_MOST_CHANGES_LARGE = 16
 """Changes of one thorough search."""
 
 
@@ -274,7 +278,7 @@ class MoelessPlanner:
                 capacity_D,
                 state.max_replicas,
                 price=self._price * (0.2 if early else 1.0),
-                most=_MOST_CHANGES if early else 1,
+                most=_most_changes(replicas_ED) if early else 1,
             )
         if changes:
             dated = [
@@ -294,12 +298,12 @@ class MoelessPlanner:
     def _sample(self, state: _LayerState) -> CountArray:
         """Recent loads to judge by, the first quarter spread over all of them.
 
-        Where judging takes long it is every second or fourth one.
+        Where judging takes long it is every second, fourth, ... one.
         """
         known = min(state.observed, self._window)
-        thin = 1
-        if known > _EARLY_STEPS[-1]:
-            thin = (2 if self._touch > 0 else 1) * (2 if state.replicas_ED.size > 256 else 1)
+        thin = _effort(state.replicas_ED)[3] if known > _EARLY_STEPS[-1] else 1
+        if self._touch > 0 and known > _EARLY_STEPS[-1]:
+            thin *= 2
         recent_NE = state.window_NE[:known:thin]
         order = np.argsort(np.arange(len(recent_NE)) % 4, kind="stable")
         sample_NE: CountArray = recent_NE[order]
@@ -381,7 +385,7 @@ class MoelessPlanner:
                 price,
                 capacity_D,
                 max_replicas,
-                *_breadth(replicas_ED),
+                *_effort(replicas_ED)[:3],
                 found,
             )
             if gain <= 0.0:
@@ -478,6 +482,16 @@ def _as_counts(load_E: LoadArray) -> tuple[CountArray, float]:
     return counts, scale
 
 
-def _breadth(replicas_ED: NDArray[np.uint8]) -> tuple[int, int, int]:
-    """Links, drops and exchanges to try: the most promising, fewer of them in large sets."""
-    return (24, 10, 48) if replicas_ED.size <= 256 else (12, 6, 12)
+def _most_changes(replicas_ED: NDArray[np.uint8]) -> int:
+    return _MOST_CHANGES if replicas_ED.size <= _LARGE else _MOST_CHANGES_LARGE
+
+
+def _effort(replicas_ED: NDArray[np.uint8]) -> tuple[int, int, int, int]:
+    """How much of a set's neighbourhood is searched: the most promising part, less in large sets.
+
+    Returns:
+        Links, drops and exchanges to try, and which fraction of the recent loads to judge by.
+    """
+    if replicas_ED.size <= 256:
+        return 24, 10, 48, 1
+    return (12, 6, 12, 2) if replicas_ED.size <= _LARGE else (6, 4, 4, 8)
