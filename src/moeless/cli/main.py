@@ -17,6 +17,7 @@ _COMMANDS = {
     "generate": "moeless.cli.generate:generate",
     "inspect": "moeless.cli.inspect_model:inspect",
     "record": "moeless.cli.record:record",
+    "predictor": "moeless.cli.predictor:predictor",
     "plan": "moeless.cli.plan:plan",
     "replay": "moeless.cli.replay:replay",
     "demo": "moeless.cli.demo:demo",

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from moeless.errors import TraceError
 from moeless.learned.batching import Batching
 from moeless.learned.expected_shares import one_hot
 from moeless.learned.judging import Judge
@@ -89,6 +90,19 @@ class Evaluation:
             size: finish_load(history(actual), actual.sum(axis=-1))
             for size, actual in self.actual.items()
         }
+
+    def require_batches(self) -> None:
+        """Require that at least one batch can be made.
+
+        Raises:
+            TraceError: There are too few tokens.
+        """
+        if all(len(actual) == 0 for actual in self.actual.values()):
+            tokens, least = self._rows.tokens, min(self.sizes)
+            raise TraceError(
+                f"{tokens} held-out tokens make no {self.batching} batch of {least}; record at "
+                f"least {least} in held-out conversations, or use smaller batches"
+            )
 
     def scores(self, name: str, size: int) -> LoadScores | None:
         """Figures over all layers; None where there is no batch of the size."""

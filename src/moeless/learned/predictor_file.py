@@ -1,5 +1,6 @@
 """Trained predictors on disk: ``predictor.safetensors`` and ``manifest.json``."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -121,6 +122,12 @@ def load_predictor(
     return predictor, manifest
 
 
+def recording_digest(recorded: ShardManifest) -> str:
+    """Names a recording by its tokens: SHA-256 of its shards' digests, in hexadecimal."""
+    joined = "\n".join(entry.sha256 for entry in recorded.shards)
+    return hashlib.sha256(joined.encode()).hexdigest()
+
+
 def _describe(
     training: Training, options: TrainingOptions, recorded: ShardManifest, *, sha256: str
 ) -> PredictorManifest:
@@ -158,7 +165,8 @@ def _describe(
             for report, model in zip(training.layers, models, strict=True)
         ),
         sha256=sha256,
-        config={**asdict(options), "prompts": dict(recorded.prompts)},
+        recorded={"sha256": recording_digest(recorded), "prompts": dict(recorded.prompts)},
+        config=asdict(options),
     )
 
 

@@ -65,7 +65,8 @@ class PredictorManifest:
         tokens: How many tokens were fitted to, decided and were reported on.
         layers: The predicted layers, in order.
         sha256: Of the tensors' file.
-        config: The resolved options of the training, and what it was trained on.
+        recorded: What it was trained on: ``sha256`` names the recording, ``prompts`` its prompts.
+        config: The resolved options of the training.
     """
 
     model: str
@@ -83,6 +84,7 @@ class PredictorManifest:
     tokens: Mapping[str, int]
     layers: Sequence[LayerEntry]
     sha256: str
+    recorded: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def require_gates(self, gates: Sequence[Gate], *, model: str, where: Path) -> None:

@@ -175,7 +175,7 @@ class Trainer:
         """Layers to train, with the score that the copied gate has."""
         options, wanted = self._options, {}
         for done, ahead in enumerate(self._ahead):
-            on_progress("copied gates", done, len(self._ahead))
+            on_progress("copied gates", done + 1, len(self._ahead))
             accuracy = score = 0.0
             if options.reads == "gate_input":
                 tokens = self._gather(self._validation, ahead)
@@ -223,7 +223,7 @@ class Trainer:
         models: list[LayerModel] = []
         spreads, reports = [], []
         for done, ahead in enumerate(self._ahead):
-            on_progress("held-out conversations", done, len(self._ahead))
+            on_progress("held-out conversations", done + 1, len(self._ahead))
             tokens = self._gather(self._held_out, ahead)
             found = fitted.get(ahead) or Fitted(model=gates[ahead])
             models.append(found.model)
