@@ -6,7 +6,6 @@ in one thread while invocations run in another. Needs torch.
 
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import nullcontext
 
 import numpy as np
@@ -19,17 +18,19 @@ from moeless.functions.compute.kernels import (
     Activation,
     ExpertKernel,
     build_kernel,
+    build_stacked_kernel,
     gated_activation,
+    is_stacked,
 )
+from moeless.functions.compute.rows import Rows
+from moeless.functions.compute.together import run_together
+from moeless.functions.compute.weight_stack import WeightStack
+from moeless.functions.compute.workspace import Workspace
 from moeless.functions.store.expert_weights import ExpertWeights
 from moeless.functions.store.store import ExpertStore
 
 OK, NOT_WARM, FAILED = 0, 1, 2
 """Status of one segment of an invocation."""
-
-_TOGETHER_ELEMENTS = 1 << 20
-"""Elements of all gate and up rows of an invocation up to which joining them for one activation
-costs less than calling it for each expert (measured, see docs/log.md)."""
 
 
 def function_bytes(shape: ExpertShape, device: str) -> int:
@@ -39,7 +40,7 @@ def function_bytes(shape: ExpertShape, device: str) -> int:
         shape: The expert.
         device: A torch device name; only its kind matters, nothing is allocated on a GPU.
     """
-    if not device.startswith("cpu"):
+    if not device.startswith("cpu") or is_stacked(shape, device):
         return shape.num_bytes
     dtype = getattr(torch, shape.dtype)
     matrix = torch.zeros(shape.intermediate, shape.hidden, dtype=dtype)
@@ -66,9 +67,12 @@ class ExpertHost:
     def __init__(self, device: str) -> None:
         self._device = device
         self._stores: dict[str, ExpertStore] = {}
+        self._specs: dict[str, ModelSpec] = {}
+        self._stacks: dict[tuple[str, int], WeightStack] = {}
         self._activations: dict[str, Activation] = {}
         self._kernels: dict[tuple[str, int, int], ExpertKernel] = {}
         self._bytes: dict[FunctionId, int] = {}
+        self._workspace = Workspace()
         self._invoking = threading.Lock()
 
     @property
@@ -83,11 +87,12 @@ class ExpertHost:
             Bytes that each of its instances will hold on this device.
         """
         self._stores[spec.model_id] = store
+        self._specs[spec.model_id] = spec
         self._activations[spec.model_id] = gated_activation(spec.expert)
         return function_bytes(spec.expert, self._device)
 
     def load(self, function: FunctionId) -> int:
-        """Make an instance warm; blocks while its weights are read.
+        """Make an instance warm unless it is; blocks while its weights are read.
 
         Returns:
             Bytes that it holds.
@@ -98,9 +103,11 @@ class ExpertHost:
         """
         if function.model not in self._stores:
             raise FunctionError(f"{self._device} does not know the model {function.model}")
+        if function in self._kernels:
+            return self._bytes[function]
         store = self._stores[function.model]
         try:
-            kernel = build_kernel(store.load(function.layer, function.expert), self._device)
+            kernel = self._build(function, store.load(function.layer, function.expert))
         except (MemoryError, RuntimeError) as error:  # torch's allocator raises the latter
             reason = str(error).strip().partition("\n")[0] or "out of memory"
             raise FunctionError(f"{self._device} cannot hold {function}: {reason}") from error
@@ -108,11 +115,22 @@ class ExpertHost:
         self._bytes[function] = kernel.num_bytes
         return kernel.num_bytes
 
+    def _build(self, function: FunctionId, weights: ExpertWeights) -> ExpertKernel:
+        spec = self._specs[function.model]
+        if not is_stacked(spec.expert, self._device):
+            return build_kernel(weights, self._device)
+        key = (function.model, function.layer)
+        if key not in self._stacks:
+            self._stacks[key] = WeightStack(spec.expert, spec.num_experts)
+        return build_stacked_kernel(weights, self._stacks[key])
+
     def evict(self, function: FunctionId) -> None:
         """Give up an instance, after the invocation that may be using it."""
         with self._invoking:
-            self._kernels.pop(function, None)
+            kernel = self._kernels.pop(function, None)
             self._bytes.pop(function, None)
+            if kernel is not None and kernel.slot is not None:
+                kernel.slot.give_back()
 
     def invoke(
         self,
@@ -140,82 +158,56 @@ class ExpertHost:
             Nanoseconds spent.
         """
         began_ns = time.monotonic_ns()
-        segments = segments_n3.tolist()
         # Entering inference mode once more costs microseconds that add up over layers.
         inside = torch.is_inference_mode_enabled()
         with self._invoking, nullcontext() if inside else torch.inference_mode():
-            kernels = [self._kernels.get((model, layer, s[0])) for s in segments]
+            status_n[:] = NOT_WARM
+            warm: list[int] = []
+            kernels: list[ExpertKernel] = []
+            ranges_n2: list[tuple[int, int]] = []
+            for i, (expert, start, stop) in enumerate(segments_n3.tolist()):
+                kernel = self._kernels.get((model, layer, expert))
+                if kernel is not None:
+                    warm.append(i)
+                    kernels.append(kernel)
+                    ranges_n2.append((start, stop))
+            rows = Rows(x_TH=x_TH, token_S=token_S, y_SH=y_SH)
             activation = self._activations[model]
-            if self._run_together(kernels, segments, activation, x_TH, token_S, y_SH):
-                status_n[:] = OK
+            if warm and self._run_together(kernels, ranges_n2, activation, rows):
+                status_n[warm] = OK
             else:
-                for i, (kernel, segment) in enumerate(zip(kernels, segments, strict=True)):
-                    _, start, stop = segment
-                    x = x_TH.index_select(0, token_S[start:stop])
-                    status_n[i] = self._run_one(kernel, activation, x, y_SH[start:stop])
+                for i, kernel, (start, stop) in zip(warm, kernels, ranges_n2, strict=True):
+                    status_n[i] = self._run_one(kernel, start, stop, activation, rows)
         return time.monotonic_ns() - began_ns
-
-    def _run_one(
-        self,
-        kernel: ExpertKernel | None,
-        activation: Activation,
-        x_nH: torch.Tensor,
-        y_nH: torch.Tensor,
-    ) -> int:
-        """Run one expert; returns its status."""
-        if kernel is None:
-            return NOT_WARM
-        try:
-            h = activation(kernel.gate_up(x_nH.to(self._device)))
-            y_nH.copy_(kernel.down(h))
-        except (RuntimeError, MemoryError):
-            return FAILED
-        return OK
 
     def _run_together(
         self,
-        kernels: list[ExpertKernel | None],
-        segments: list[list[int]],
+        kernels: list[ExpertKernel],
+        ranges_n2: list[tuple[int, int]],
         activation: Activation,
-        x_TH: torch.Tensor,
-        token_S: torch.Tensor,
-        y_SH: torch.Tensor,
+        rows: Rows,
     ) -> bool:
-        """Run many small experts with one gather, one activation and one scatter.
-
-        There the number of calls decides, not the arithmetic. Needs all experts warm and their
-        rows adjacent.
-
-        Returns:
-            Whether it was done; if not, nothing has happened that matters.
-        """
-        first, last = segments[0][1], segments[-1][2]
-        sizes = [stop - start for _, start, stop in segments]
-        warm = [kernel for kernel in kernels if kernel is not None]
-        if len(warm) < len(kernels) or sum(sizes) != last - first:
+        """Run all experts at once; returns whether it was done."""
+        if self._device != "cpu" or rows.x_TH.device.type != "cpu":
             return False
-        if (last - first) * warm[0].inner_size > _TOGETHER_ELEMENTS:
-            return False
-        if self._device != "cpu" or x_TH.device.type != "cpu":
-            return False
-        if len(x_TH) == 1 and len(warm) == last - first:
-            xs: Sequence[torch.Tensor] = [x_TH] * len(warm)
-        else:
-            xs = x_TH.index_select(0, token_S[first:last]).split_with_sizes(sizes)
         try:
-            if warm[0].writes_in_place:
-                h = torch.empty(last - first, warm[0].inner_size, dtype=x_TH.dtype)
-                for kernel, x, out in zip(warm, xs, h.split_with_sizes(sizes), strict=True):
-                    kernel.gate_up(x, out)
-                inner = activation(h).split_with_sizes(sizes)
-                ys = y_SH[first:last].split_with_sizes(sizes)
-                for kernel, x, out in zip(warm, inner, ys, strict=True):
-                    kernel.down(x, out)
-            else:
-                ups = [kernel.gate_up(x) for kernel, x in zip(warm, xs, strict=True)]
-                inner = activation(torch.cat(ups)).split_with_sizes(sizes)
-                downs = [kernel.down(h) for kernel, h in zip(warm, inner, strict=True)]
-                torch.cat(downs, out=y_SH[first:last])
+            return run_together(kernels, ranges_n2, activation, rows, self._workspace)
         except (RuntimeError, MemoryError):
             return False
-        return True
+
+    def _run_one(
+        self, kernel: ExpertKernel, start: int, stop: int, activation: Activation, rows: Rows
+    ) -> int:
+        """Run one expert; returns its status."""
+        x_TH, token_n, y_nH = rows.x_TH, rows.token_S[start:stop], rows.y_SH[start:stop]
+        try:
+            if self._device != "cpu" or x_TH.device.type != "cpu":
+                x_nH = x_TH.index_select(0, token_n).to(self._device)
+                y_nH.copy_(kernel.down(activation(kernel.gate_up(x_nH))))
+                return OK
+            x_nH = self._workspace.take("x", len(token_n), x_TH.shape[1], dtype=x_TH.dtype)
+            torch.index_select(x_TH, 0, token_n, out=x_nH)
+            kernel.down(activation(kernel.gate_up(x_nH)), y_nH)
+        except (RuntimeError, MemoryError):
+            return FAILED
+        return OK

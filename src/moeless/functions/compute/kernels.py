@@ -1,8 +1,8 @@
 """One expert's forward pass, with its weights laid out once when an instance is loaded.
 
-On a CPU oneDNN's own weight layout is used where it pays: large matrices in float32 and all in
-bfloat16. Small float32 matrices stay as they are, because there the call itself costs more than
-the arithmetic. Both layouts give the same result up to rounding.
+On a CPU large experts get oneDNN's own weight layout. Small ones stay as they are, side by side in
+their layer's stack, because there the call itself costs more than the arithmetic: many of them can
+run in one call (``padded``). Both layouts give the same result up to rounding.
 """
 
 import math
@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from moeless.core.model import ExpertShape
+from moeless.functions.compute.weight_stack import StackSlot, WeightStack
 from moeless.functions.store.expert_weights import ExpertWeights
 
-_PACK_FLOAT32_FROM = 256 * 1024
-"""Elements of gate and up from which packing float32 pays (measured, see docs/log.md)."""
+_PACK_FROM = 256 * 1024
+"""Elements of gate and up from which packing pays (measured, see docs/log.md)."""
 
 _ONEDNN_FROM_MACS = 1.05e6
 """Multiplications (rows x elements) from which oneDNN beats BLAS on plain float32 weights on one
@@ -46,6 +47,7 @@ class ExpertKernel:
         inner_size: 2I, columns of gate and up side by side.
         num_bytes: Bytes that the weights hold on the device.
         writes_in_place: Writing into given rows is cheaper than joining results afterwards.
+        slot: Where the weights lie in the stack of their layer; None for those outside of one.
     """
 
     gate_up: Linear
@@ -53,6 +55,7 @@ class ExpertKernel:
     inner_size: int
     num_bytes: int
     writes_in_place: bool
+    slot: StackSlot | None = None
 
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -88,8 +91,8 @@ def gated_activation(shape: ExpertShape) -> Activation:
 def plain_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Linear, int]:
     """A matrix as it is, on any torch device; returns it with its bytes.
 
-    On a CPU oneDNN takes over from the number of rows at which its arithmetic outweighs the
-    cost of its call.
+    In float32 on a CPU oneDNN takes over from the number of rows at which its arithmetic outweighs
+    the cost of its call.
 
     Args:
         weight: [out, in].
@@ -98,7 +101,11 @@ def plain_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Linea
     weight_t, mm, addmm = weight.t(), torch.mm, torch.addmm
     rows_from = sys.maxsize
     onednn: Any = None
-    if weight.device.type == "cpu" and onednn_works(weight.dtype):
+    if (
+        weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+        and onednn_works(weight.dtype)
+    ):
         macs = _ONEDNN_FROM_MACS * (1 if torch.get_num_threads() == 1 else 3)
         rows_from = math.ceil(macs / weight.numel())
         onednn = torch.ops.mkldnn._linear_pointwise.default
@@ -153,8 +160,32 @@ def onednn_works(dtype: torch.dtype) -> bool:
     return sized and all((y.double() - expected).abs().max() < tolerance for y in got)
 
 
+def is_stacked(shape: ExpertShape, device: str) -> bool:
+    """Whether an expert is so small that its weights lie in its layer's stack."""
+    return device == "cpu" and 2 * shape.intermediate * shape.hidden < _PACK_FROM
+
+
+def build_stacked_kernel(weights: ExpertWeights, stack: WeightStack) -> ExpertKernel:
+    """Copy a small expert's weights into its layer's stack.
+
+    Raises:
+        MemoryError: The stack is full.
+    """
+    slot = stack.put(weights)
+    first, first_bytes = plain_linear(slot.gate_up, slot.gate_up_bias)
+    second, second_bytes = plain_linear(slot.down, slot.down_bias)
+    return ExpertKernel(
+        gate_up=first,
+        down=second,
+        inner_size=len(slot.gate_up),
+        num_bytes=first_bytes + second_bytes,
+        writes_in_place=True,
+        slot=slot,
+    )
+
+
 def build_kernel(weights: ExpertWeights, device: str) -> ExpertKernel:
-    """Lay out one expert's weights for a device.
+    """Lay out the weights of one expert that is on its own.
 
     Args:
         weights: In the store's canonical form.
@@ -167,11 +198,7 @@ def build_kernel(weights: ExpertWeights, device: str) -> ExpertKernel:
         gate_up_bias = torch.cat([weights.gate_bias, weights.up_bias]).to(device)
     if weights.down_bias is not None:
         down_bias = weights.down_bias.to(device)
-    packs = (
-        device == "cpu"
-        and onednn_works(gate_up.dtype)
-        and (gate_up.dtype == torch.bfloat16 or gate_up.numel() >= _PACK_FLOAT32_FROM)
-    )
+    packs = device == "cpu" and onednn_works(gate_up.dtype) and gate_up.numel() >= _PACK_FROM
     layout = packed_linear if packs else plain_linear
     first, first_bytes = layout(gate_up, gate_up_bias)
     second, second_bytes = layout(down, down_bias)

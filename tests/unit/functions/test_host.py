@@ -1,0 +1,246 @@
+"""Invocations of one device compute each expert's rows, however they are batched."""
+
+import threading
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.nn.functional import linear, relu, silu
+
+from moeless.core.model import ExpertShape, FunctionId, ModelSpec
+from moeless.errors import FunctionError
+from moeless.functions.compute.padded import Padding
+from moeless.functions.host import NOT_WARM, OK, ExpertHost, function_bytes
+from moeless.functions.store.expert_weights import ExpertWeights
+
+EXPERTS = 6
+
+
+class Store:
+    """Random weights, the same for the same expert."""
+
+    def __init__(self, shape):
+        self._shape = shape
+
+    def load(self, layer, expert):
+        generator = torch.Generator().manual_seed(100 * layer + expert)
+        hidden, inner = self._shape.hidden, self._shape.intermediate
+        dtype = getattr(torch, self._shape.dtype)
+
+        def draw(*size):
+            return (torch.randn(*size, generator=generator) / size[-1] ** 0.5).to(dtype)
+
+        bias = self._shape.bias
+        return ExpertWeights(
+            gate=draw(inner, hidden),
+            up=draw(inner, hidden),
+            down=draw(hidden, inner),
+            gate_bias=draw(inner) if bias else None,
+            up_bias=draw(inner) if bias else None,
+            down_bias=draw(hidden) if bias else None,
+        )
+
+
+def make_host(shape, *, warm=range(EXPERTS), experts=EXPERTS):
+    spec = ModelSpec(
+        model_id="m", family="f", layer_ids=(0, 1), num_experts=experts, top_k=1, expert=shape
+    )
+    host, store = ExpertHost("cpu"), Store(shape)
+    host.add_model(store, spec)
+    for expert in warm:
+        host.load(FunctionId("m", 1, expert))
+    return host, store
+
+
+def expected(shape, weights, x):
+    """The formula, in float64."""
+
+    def apply(rows, weight, bias):
+        return linear(rows, weight.double(), None if bias is None else bias.double())
+
+    gate = apply(x.double(), weights.gate, weights.gate_bias)
+    up = apply(x.double(), weights.up, weights.up_bias)
+    if shape.activation == "swiglu_clamped":
+        gate = gate.clamp(max=shape.limit)
+        up = up.clamp(min=-shape.limit, max=shape.limit)
+        inner = (up + 1) * gate * torch.sigmoid(shape.alpha * gate)
+    elif shape.activation == "relu":
+        inner = relu(gate) * up
+    else:
+        inner = silu(gate) * up
+    return apply(inner, weights.down, weights.down_bias)
+
+
+def invoke_and_check(host, store, shape, segments, *, warm, tokens=9):
+    """Invoke the segments and compare each row; rows of nobody must stay as they were."""
+    dtype = getattr(torch, shape.dtype)
+    total = max((stop for _, _, stop in segments), default=0) + 2
+    x_TH = torch.randn(tokens, shape.hidden).to(dtype)
+    token_S = torch.randint(tokens, (total,))
+    y_SH = torch.full((total, shape.hidden), 77.0, dtype=dtype)
+    status_n = np.full(len(segments), 9, dtype=np.uint8)
+    host.invoke(
+        "m",
+        1,
+        x_TH=x_TH,
+        token_S=token_S,
+        segments_n3=np.array(segments, dtype=np.int32).reshape(-1, 3),
+        y_SH=y_SH,
+        status_n=status_n,
+    )
+    untouched = torch.ones(total, dtype=torch.bool)
+    for status, (expert, start, stop) in zip(status_n, segments, strict=True):
+        assert status == (OK if expert in warm else NOT_WARM)
+        if expert not in warm:
+            continue
+        untouched[start:stop] = False
+        wanted = expected(shape, store.load(1, expert), x_TH[token_S[start:stop]])
+        atol = 1e-5 if dtype == torch.float32 else 0.05
+        torch.testing.assert_close(y_SH[start:stop].double(), wanted, atol=atol, rtol=atol)
+    assert (y_SH[untouched] == 77.0).all()
+
+
+ROUTES = {
+    "all experts": [(e, 5 * e, 5 * e + 5) for e in range(EXPERTS)],
+    "one row each": [(e, e, e + 1) for e in range(EXPERTS)],
+    "very different": [(0, 0, 1), (1, 1, 40), (3, 40, 42), (5, 42, 43)],
+    "rows of others between": [(0, 3, 5), (2, 9, 20), (3, 20, 21), (5, 30, 37)],
+    "one expert": [(4, 0, 7)],
+    "nothing": [],
+}
+SHAPES = {
+    "small": ExpertShape(hidden=40, intermediate=24),
+    "small, bfloat16": ExpertShape(hidden=40, intermediate=24, dtype="bfloat16"),
+    "clamped with biases": ExpertShape(
+        hidden=40, intermediate=24, activation="swiglu_clamped", bias=True
+    ),
+    "clamped with biases, bfloat16": ExpertShape(
+        hidden=40, intermediate=24, activation="swiglu_clamped", bias=True, dtype="bfloat16"
+    ),
+    "relu": ExpertShape(hidden=40, intermediate=24, activation="relu"),
+    "large": ExpertShape(hidden=512, intermediate=264),
+    "large, bfloat16": ExpertShape(hidden=512, intermediate=264, dtype="bfloat16"),
+}
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["apart", "padded"])
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_row_is_its_experts_output(shape, route, batched, monkeypatch):
+    monkeypatch.setattr(Padding, "pays", lambda *_: batched)
+    host, store = make_host(SHAPES[shape])
+    invoke_and_check(host, store, SHAPES[shape], ROUTES[route], warm=range(EXPERTS))
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["apart", "padded"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_cold_experts_are_refused_and_the_others_computed(shape, batched, monkeypatch):
+    monkeypatch.setattr(Padding, "pays", lambda *_: batched)
+    host, store = make_host(SHAPES[shape], warm=[5, 1, 2])
+    segments = ROUTES["all experts"]
+    invoke_and_check(host, store, SHAPES[shape], segments, warm=[5, 1, 2])
+    host.evict(FunctionId("m", 1, 1))
+    invoke_and_check(host, store, SHAPES[shape], segments, warm=[5, 2])
+    host.load(FunctionId("m", 1, 4))
+    invoke_and_check(host, store, SHAPES[shape], segments, warm=[5, 2, 4])
+    for expert in (5, 2, 4):
+        host.evict(FunctionId("m", 1, expert))
+    invoke_and_check(host, store, SHAPES[shape], segments, warm=[])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("rows", [1, 4, 300, 6000])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_whatever_the_rules_choose_rows_are_right(dtype, rows, threads):
+    shape = ExpertShape(hidden=96, intermediate=48, dtype=dtype)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        host, store = make_host(shape)
+        segments = [(e, rows * e, rows * e + rows) for e in range(EXPERTS)]
+        invoke_and_check(host, store, shape, segments, warm=range(EXPERTS), tokens=rows)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_single_token_may_go_to_several_experts(monkeypatch):
+    for batched in (False, True):
+        monkeypatch.setattr(Padding, "pays", lambda *_, batched=batched: batched)
+        host, store = make_host(SHAPES["small"])
+        segments = [(1, 0, 1), (2, 1, 2), (5, 2, 3)]
+        invoke_and_check(host, store, SHAPES["small"], segments, warm=range(EXPERTS), tokens=1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_instances_hold_the_bytes_that_were_announced(shape):
+    host, _ = make_host(SHAPES[shape])
+    each = function_bytes(SHAPES[shape], "cpu")
+    assert each >= SHAPES[shape].num_bytes
+    assert host.resident_bytes == EXPERTS * each
+    assert host.load(FunctionId("m", 1, 0)) == each  # once more: nothing changes
+    assert host.resident_bytes == EXPERTS * each
+    host.evict(FunctionId("m", 1, 0))
+    assert host.resident_bytes == (EXPERTS - 1) * each
+
+
+def test_a_small_instance_takes_its_own_bytes_and_no_padding():
+    for shape in ("small", "small, bfloat16", "clamped with biases"):
+        assert function_bytes(SHAPES[shape], "cpu") == SHAPES[shape].num_bytes
+
+
+def test_small_experts_give_their_memory_back_to_the_system():
+    shape = ExpertShape(hidden=1000, intermediate=120)  # 1.4 MB each, below malloc's mmap limits
+    host, _ = make_host(shape, warm=(), experts=64)
+    process = psutil.Process()
+    instances = [FunctionId("m", layer, expert) for layer in range(2) for expert in range(64)]
+    host.load(instances[0])  # what reading an expert needs for itself stays
+    before = process.memory_info().rss
+    for function in instances:
+        host.load(function)
+    held = host.resident_bytes
+    assert held == 128 * shape.num_bytes
+    after = process.memory_info().rss
+    assert 0.9 * held < after - before < 1.1 * held
+    for function in instances[1:]:
+        host.evict(function)
+    assert process.memory_info().rss - before < 0.1 * held
+
+
+def test_loads_and_evictions_do_not_disturb_invocations_of_others():
+    shape = ExpertShape(hidden=64, intermediate=40)
+    host, store = make_host(shape, warm=[0, 2, 4])
+    segments = [(0, 0, 6), (2, 6, 9), (4, 9, 20)]
+    stop, failures = threading.Event(), []
+
+    def come_and_go():
+        try:
+            while not stop.is_set():
+                for expert in (1, 3, 5):
+                    host.load(FunctionId("m", 1, expert))
+                for expert in (3, 1, 5):
+                    host.evict(FunctionId("m", 1, expert))
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(200):
+            invoke_and_check(host, store, shape, segments, warm=[0, 2, 4])
+    finally:
+        stop.set()
+        thread.join()
+    assert not failures
+
+
+def test_memory_that_runs_out_is_said_with_the_instance(monkeypatch):
+    host, _ = make_host(SHAPES["small"], warm=())
+
+    def fail(*_):
+        raise MemoryError("no address space for 6 experts")
+
+    monkeypatch.setattr("moeless.functions.host.WeightStack", fail)
+    with pytest.raises(FunctionError, match=r"cpu cannot hold .*no address space for 6 experts"):
+        host.load(FunctionId("m", 1, 0))
+    assert host.resident_bytes == 0
