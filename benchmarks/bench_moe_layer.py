@@ -1,8 +1,12 @@
 """MoE block time: moeless against transformers' own grouped_mm, side by side in one run.
 
 The same random checkpoint is loaded twice: unmodified, and without experts, with MoEless as the
-experts. Both blocks get the same inputs, alternating call by call, and the median of each is
+experts. Both blocks get the same inputs, in turn, a few calls each, and the median of each is
 compared. Ratios below 1.00 mean that moeless is faster.
+
+Between the turns there is a pause: threads of a parallel region that is over keep spinning for
+some milliseconds, and would take the cores of the workers. An engine beside workers computes with
+half of the threads, as ``moeless serve`` has it.
 
     python benchmarks/bench_moe_layer.py                    inline (1 device) / grouped_mm
     python benchmarks/bench_moe_layer.py --mode process     2 one-thread workers / inline
@@ -13,6 +17,8 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -44,7 +50,17 @@ SHAPES = {
         num_experts_per_tok=8,
     ),
 }
-TOKENS = (1, 8, 32, 128, 512, 2048)
+TOKENS = (1, 8, 32, 128, 512, 1024, 2048)
+CALLS_PER_TURN = 5
+PAUSE_S = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One of two functions that are compared, and the engine's threads while it runs."""
+
+    call: Callable[[], object]
+    threads: int
 
 
 def save_random(config, dtype: str, directory: Path) -> None:
@@ -79,17 +95,19 @@ def start(directory: Path, args, *, process: bool) -> tuple[LoadedModel, Experts
     return loaded, runtime
 
 
-def alternate(first, second, seconds: float) -> tuple[float, float]:
-    """Median seconds of two functions that are called in turn."""
-    for _ in range(3):
-        first(), second()
+def alternate(first: Side, second: Side, seconds: float) -> tuple[float, float]:
+    """Median seconds of two functions that take turns."""
     times: tuple[list[float], list[float]] = ([], [])
     until = time.perf_counter() + seconds
-    while time.perf_counter() < until or len(times[0]) < 7:
-        for kept, function in zip(times, (first, second), strict=True):
-            began = time.perf_counter()
-            function()
-            kept.append(time.perf_counter() - began)
+    while time.perf_counter() < until or len(times[0]) < 3 * CALLS_PER_TURN:
+        for kept, side in zip(times, (first, second), strict=True):
+            torch.set_num_threads(side.threads)
+            time.sleep(PAUSE_S)
+            side.call()
+            for _ in range(CALLS_PER_TURN):
+                began = time.perf_counter()
+                side.call()
+                kept.append(time.perf_counter() - began)
     return statistics.median(times[0]), statistics.median(times[1])
 
 
@@ -97,13 +115,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mode", choices=["inline", "process"], default="inline")
     parser.add_argument("--policy", default="static")
-    parser.add_argument("--threads", type=int, default=2, help="of the engine, both sides")
+    parser.add_argument("--threads", type=int, default=2, help="of an inline engine")
     parser.add_argument("--seconds", type=float, default=2.0, help="per row")
     parser.add_argument("--tokens", type=int, nargs="*", default=TOKENS)
     parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"])
     parser.add_argument("--json", type=Path, help="also write the rows here")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    threads = args.threads if args.mode == "inline" else max(1, args.threads // 2)
     rows = []
     names = ("inline", "grouped_mm") if args.mode == "inline" else ("process", "inline")
     print(f"{'shape':34} {'dtype':9} {'T':>5} {names[0]:>11} {names[1]:>11} {'ratio':>6}  (ms)")
@@ -126,7 +145,11 @@ def main() -> None:
                 block = moe_block(ours.model)
                 for tokens in args.tokens:
                     x = torch.randn(1, tokens, 576).to(getattr(torch, dtype))
-                    mine, theirs = alternate(partial(block, x), partial(other, x), args.seconds)
+                    mine, theirs = alternate(
+                        Side(call=partial(block, x), threads=threads),
+                        Side(call=partial(other, x), threads=args.threads),
+                        args.seconds,
+                    )
                     ratio = mine / theirs
                     rows.append(
                         {

@@ -22,7 +22,7 @@ _WASTED_WEIGHTS = 220e3
 _WASTED_MACS = 2.8e6
 """Multiplications of gate and up in vain that cost as much as the calls of one expert
 (bfloat16)."""
-_MAX_ROWS_BYTES = 8 << 20
+_MAX_ROWS_BYTES = 12 << 20
 """Padded input rows beyond which they no longer stay in the cache (bfloat16)."""
 
 _FLOAT32_MAX_MACS = 4.2e6

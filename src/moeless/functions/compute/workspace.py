@@ -8,7 +8,7 @@ import math
 
 import torch
 
-_KEPT_BYTES = 8 << 20
+_KEPT_BYTES = 16 << 20
 """Larger blocks are not kept: they are rare, and their arithmetic outweighs their page faults."""
 
 
@@ -30,8 +30,9 @@ class Workspace:
         key = (name, dtype)
         block = self._blocks.get(key)
         if block is None or block.numel() < size:
-            # Growing by a quarter more than needed keeps slowly growing batches from growing it.
-            block = torch.empty(size + size // 4, dtype=dtype)
-            if block.nbytes <= _KEPT_BYTES:
-                self._blocks[key] = block
+            kept = _KEPT_BYTES // dtype.itemsize
+            if size > kept:
+                return torch.empty(shape, dtype=dtype)
+            # A quarter more than needed, so that slowly growing batches do not grow it each time.
+            block = self._blocks[key] = torch.empty(min(size + size // 4, kept), dtype=dtype)
         return block[:size].view(shape)
