@@ -16,13 +16,13 @@ from moeless.learned.expected_shares import expected_shares, one_hot
 from moeless.learned.gate_predictor import Gate
 from moeless.learned.judging import (
     JUDGED_BATCH,
-    Judge,
     best_spread,
     judge_of,
     logit_error,
 )
 from moeless.learned.layer_fitting import Fitted, LayerFitter, make_fitter
 from moeless.learned.layer_tokens import LayerTokens, gather
+from moeless.learned.load_predictor import Reads
 from moeless.learned.shards import GateShards
 from moeless.learned.token_rows import TokenRows
 from moeless.learned.trained_predictor import LayerModel, TrainedPredictor
@@ -224,11 +224,10 @@ class Trainer:
         spreads, reports = [], []
         for done, ahead in enumerate(self._ahead):
             on_progress("held-out conversations", done + 1, len(self._ahead))
-            tokens = self._gather(self._held_out, ahead)
             found = fitted.get(ahead) or Fitted(model=gates[ahead])
             models.append(found.model)
             spreads.append(found.spread)
-            reports.append(self._report_layer(ahead, found, tokens))
+            reports.append(self._report_layer(ahead, found))
         options = self._options
         predictor = TrainedPredictor(
             models,
@@ -247,14 +246,17 @@ class Trainer:
             held_out_tokens=self._held_out.tokens,
         )
 
-    def _report_layer(self, ahead: int, found: Fitted, tokens: LayerTokens) -> LayerReport:
+    def _report_layer(self, ahead: int, found: Fitted) -> LayerReport:
         gate, judge = self._shards.gates[ahead], self._final_judge
+        tokens = self._gather(self._held_out, ahead)
         true_TE = one_hot(tokens.ids_TK, gate.weight.shape[0])
         share_TE = _shares(found.model, found.spread, tokens)
+        # A copied gate can be asked with gate inputs only, whatever the trained model reads.
+        asked = self._gather(self._held_out, ahead, reads="gate_input")
         return LayerReport(
             layer=ahead,
             trained=found.model is not gate,
-            accuracy_before=_accuracy(gate, 0.0, tokens, judge),
+            accuracy_before=judge.accuracy(_shares(gate, 0.0, asked), true_TE),
             accuracy_after=judge.accuracy(share_TE, true_TE),
             spread=found.spread,
             penalty=found.penalty,
@@ -262,13 +264,13 @@ class Trainer:
             error=judge.error(share_TE, true_TE),
         )
 
-    def _gather(self, rows: TokenRows, ahead: int) -> LayerTokens:
+    def _gather(self, rows: TokenRows, ahead: int, *, reads: Reads | None = None) -> LayerTokens:
         return gather(
             rows,
             self._shards.gates[ahead],
             ahead=ahead,
             distance=self._options.distance,
-            reads=self._options.reads,
+            reads=reads or self._options.reads,
         )
 
 
@@ -290,8 +292,3 @@ def original_gates(gates: Sequence[Gate], distance: int) -> TrainedPredictor:
 def _shares(model: LayerModel, spread: float, tokens: LayerTokens) -> torch.Tensor:
     logits_TE = model.logits(tokens.inputs_TH)
     return expected_shares(logits_TE, model.rule, model.correction, spread=spread)
-
-
-def _accuracy(model: LayerModel, spread: float, tokens: LayerTokens, judge: Judge) -> float:
-    true_TE = one_hot(tokens.ids_TK, tokens.true_logits_TE.shape[1])
-    return judge.accuracy(_shares(model, spread, tokens), true_TE)
