@@ -6,11 +6,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from moeless.core.plan import LoadArray
 from moeless.core.router import RouterRule
 from moeless.errors import ConfigError, ModelError
 from moeless.learned.error_estimate import ErrorEstimate
 from moeless.learned.expected_shares import expected_shares
 from moeless.learned.load_predictor import Reads, SharePredictor
+from moeless.learned.scoring import count_choices
 
 
 class LayerModel(Protocol):
@@ -109,6 +111,25 @@ class TrainedPredictor(SharePredictor):
             return expected_shares(
                 logits_TE, model.rule, model.correction, spread=self.spreads[layer]
             )
+
+    def predict(self, layer: int, x_TH: Tensor) -> LoadArray | None:
+        """Expected tokens per expert of layer ``layer + distance``, float64 [E].
+
+        The sum of ``shares``, on a shorter way: their sum is right already, and where choices are
+        taken as certain it is enough to count them.
+        """
+        with torch.inference_mode():
+            logits_TE = self.logits(layer, x_TH)
+            if logits_TE is None:
+                return None
+            model, spread = self.models[layer], self.spreads[layer]
+            if spread > 0.0:
+                share_TE = expected_shares(logits_TE, model.rule, model.correction, spread=spread)
+                load_E = share_TE.sum(dim=0)
+            else:
+                load_E = count_choices(logits_TE, model.rule, model.correction)
+            expected: LoadArray = load_E.double().cpu().numpy()
+        return expected
 
     def error(self, layer: int) -> ErrorEstimate | None:
         """How far off ``predict`` at this layer is expected to be; None where not measured."""

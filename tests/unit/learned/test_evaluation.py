@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 from fakes.gate_recordings import (  # noqa: E402 - after the skip
     EXPERTS,
     LAYERS,
+    RULES,
     TOP_K,
     draw_gates,
     draw_states,
@@ -213,6 +214,14 @@ class TestTrainedPredictor:
         assert predictor.predict(3, states[:, 0]) is None
         assert predictor.num_layers == LAYERS
         assert predictor.error(0) is None
+
+    @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+    @pytest.mark.parametrize("spread", [0.0, 0.7])
+    def test_loads_are_the_sums_of_shares(self, rule, spread):
+        predictor = TrainedPredictor(draw_gates(rule)[1:], 1, hidden=12, spreads=[spread] * 3)
+        states = draw_states(40)[:, 1]
+        summed_E = predictor.shares(1, states).sum(dim=0).numpy()
+        assert np.allclose(predictor.predict(1, states), summed_E, rtol=1e-5)
 
     def test_other_numbers_of_spreads_are_refused(self):
         with pytest.raises(ConfigError, match="2 spreads for 3 models"):
