@@ -145,17 +145,21 @@ class MoelessPlanner:
         # The small addend keeps 1.15 x 20 (22.999... in binary) at 23.
         wanted = math.floor(self._memory_factor * experts + 1e-9)
         most = max(experts, min(wanted, sum(slots)))
+        # What can just be connected balances most loads; where memory is to be saved, more must
+        # first prove its worth.
+        connected = experts + sum(slots_d > 0 for slots_d in slots) - 1
+        first = min(most, connected) if self._auto else most
         if request.previous_ED.any():
-            replicas_ED = carry_over(request.previous_ED, slots, most)
+            replicas_ED = carry_over(request.previous_ED, slots, first)
         else:
-            replicas_ED = first_topology(experts, slots, most)
+            replicas_ED = first_topology(experts, slots, first)
         count_E, scale = _as_counts(load_E)
         if count_E.any():
             self._search_sets.settle(
                 count_E[None],
                 replicas_ED,
                 np.array(slots, dtype=np.int64),
-                most,
+                first,
                 price=1e-6,
                 scale=scale,
             )
@@ -249,7 +253,7 @@ class MoelessPlanner:
                 load_NE,
                 replicas_ED,
                 capacity_D,
-                state.max_replicas,
+                int(replicas_ED.sum()) if self._auto else state.max_replicas,
                 price=price,
                 most=None if early else 1,
             )
