@@ -50,7 +50,9 @@ def test_importing_moeless_loads_neither_torch_nor_an_engine():
     assert result.stdout.split() == ["[]", "[]"]
 
 
-@pytest.mark.parametrize("package", ["core", "policies", "costs", "workloads", "simulator", "telemetry", "control"])
+@pytest.mark.parametrize(
+    "package", ["core", "policies", "costs", "workloads", "simulator", "telemetry", "control"]
+)
 def test_every_module_of_a_pure_package_imports_without_torch(package):
     modules = modules_of(f"moeless.{package}")
     assert len(modules) > 1
