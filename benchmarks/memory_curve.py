@@ -134,10 +134,11 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     for axes, (mean, p99, label) in zip(figure.subplots(1, 2), panels, strict=True):
         for name in POLICIES:
             mine = sorted(
-                (row for row in rows if row["policy"] == name), key=lambda row: row["memory_held"]
+                (row for row in rows if row["policy"] == name),
+                key=lambda row: float(row["memory_held"]),
             )
             colour, marker = STYLES[name]
-            held = [row["memory_held"] for row in mine]
+            held = [float(row["memory_held"]) for row in mine]
             over = static if mean.startswith("layer_ms") else {mean: 1.0, p99: 1.0}
             for key, line, face in ((mean, "-", colour), (p99, ":", "white")):
                 axes.plot(
@@ -146,8 +147,9 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
                     line,
                     color=colour,
                     marker=marker,
-                    markersize=6,
+                    markersize=9 if name == "static" else 6,
                     markerfacecolor=face,
+                    zorder=3 if name == "static" else 2,  # one point, which others may hit
                     linewidth=1.6 if line == "-" else 1.0,
                 )
         axes.set(xlabel="mean warm replicas ÷ experts", ylabel=label)
@@ -173,9 +175,28 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def redraw(directory: Path) -> None:
+    """Draw the pictures of all CSV files in a directory again."""
+    for path in sorted(directory.glob("*.csv")):
+        with path.open(encoding="utf-8") as file:
+            rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
+        for cost_model in dict.fromkeys(row["cost_model"] for row in rows):
+            draw(
+                [row for row in rows if row["cost_model"] == cost_model],
+                _picture(directory, path.stem, cost_model),
+            )
+
+
+def _picture(directory: Path, name: str, cost_model: str) -> Path:
+    return directory / f"{name}_{Path(cost_model).stem}.png"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--routing", type=Path, nargs="+", required=True, metavar="TRACE.npz")
+    parser.add_argument("--routing", type=Path, nargs="+", default=[], metavar="TRACE.npz")
+    parser.add_argument(
+        "--redraw", action="store_true", help="replay nothing, draw the CSV files in --out again"
+    )
     parser.add_argument("--arrivals", type=Path, metavar="CSV", help="for traces of requests")
     parser.add_argument("--cost-models", default="paper,h200")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
@@ -186,13 +207,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="policies replayed at a time")
     options = parser.parse_args()
+    if options.redraw:
+        redraw(options.out)
+        return
+    if not options.routing:
+        parser.error("name one or more traces with --routing")
     options.out.mkdir(parents=True, exist_ok=True)
     header = provenance("simulated")
     for routing in options.routing:
         rows = []
         for cost_model in options.cost_models.split(","):
             found = measure(routing, cost_model, options)
-            draw(found, options.out / f"{routing.stem}_{Path(cost_model).stem}.png")
+            draw(found, _picture(options.out, routing.stem, cost_model))
             rows += found
         path = options.out / f"{routing.stem}.csv"
         with path.open("w", newline="", encoding="utf-8") as file:
