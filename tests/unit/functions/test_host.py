@@ -10,6 +10,7 @@ from torch.nn.functional import linear, relu, silu
 
 from moeless.core.model import ExpertShape, FunctionId, ModelSpec
 from moeless.errors import FunctionError
+from moeless.functions.compute import together
 from moeless.functions.compute.padded import Padding
 from moeless.functions.host import NOT_WARM, OK, ExpertHost, function_bytes
 from moeless.functions.store.expert_weights import ExpertWeights
@@ -51,6 +52,18 @@ def make_host(shape, *, warm=range(EXPERTS), experts=EXPERTS):
     for expert in warm:
         host.load(FunctionId("m", 1, expert))
     return host, store
+
+
+def batch(monkeypatch, batched):
+    """Have small experts always or never run in one padded product."""
+
+    def find_padding(_gate_up, slots_n, sizes_n):
+        lowest = min(slots_n)
+        slots = max(slots_n) - lowest + 1
+        return Padding(lowest=lowest, slots=slots, rows=max(sizes_n), needed=sum(sizes_n))
+
+    chosen = find_padding if batched else lambda *_: None
+    monkeypatch.setattr(together, "find_padding", chosen)
 
 
 def expected(shape, weights, x):
@@ -110,16 +123,16 @@ ROUTES = {
     "nothing": [],
 }
 SHAPES = {
-    "small": ExpertShape(hidden=40, intermediate=24),
+    "small": ExpertShape(hidden=40, intermediate=24, dtype="float32"),
     "small, bfloat16": ExpertShape(hidden=40, intermediate=24, dtype="bfloat16"),
     "clamped with biases": ExpertShape(
-        hidden=40, intermediate=24, activation="swiglu_clamped", bias=True
+        hidden=40, intermediate=24, activation="swiglu_clamped", bias=True, dtype="float32"
     ),
     "clamped with biases, bfloat16": ExpertShape(
         hidden=40, intermediate=24, activation="swiglu_clamped", bias=True, dtype="bfloat16"
     ),
-    "relu": ExpertShape(hidden=40, intermediate=24, activation="relu"),
-    "large": ExpertShape(hidden=512, intermediate=264),
+    "relu": ExpertShape(hidden=40, intermediate=24, activation="relu", dtype="float32"),
+    "large": ExpertShape(hidden=512, intermediate=264, dtype="float32"),
     "large, bfloat16": ExpertShape(hidden=512, intermediate=264, dtype="bfloat16"),
 }
 
@@ -128,7 +141,7 @@ SHAPES = {
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_row_is_its_experts_output(shape, route, batched, monkeypatch):
-    monkeypatch.setattr(Padding, "pays", lambda *_: batched)
+    batch(monkeypatch, batched)
     host, store = make_host(SHAPES[shape])
     invoke_and_check(host, store, SHAPES[shape], ROUTES[route], warm=range(EXPERTS))
 
@@ -136,7 +149,7 @@ def test_every_row_is_its_experts_output(shape, route, batched, monkeypatch):
 @pytest.mark.parametrize("batched", [False, True], ids=["apart", "padded"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_cold_experts_are_refused_and_the_others_computed(shape, batched, monkeypatch):
-    monkeypatch.setattr(Padding, "pays", lambda *_: batched)
+    batch(monkeypatch, batched)
     host, store = make_host(SHAPES[shape], warm=[5, 1, 2])
     segments = ROUTES["all experts"]
     invoke_and_check(host, store, SHAPES[shape], segments, warm=[5, 1, 2])
@@ -166,7 +179,7 @@ def test_whatever_the_rules_choose_rows_are_right(dtype, rows, threads):
 
 def test_a_single_token_may_go_to_several_experts(monkeypatch):
     for batched in (False, True):
-        monkeypatch.setattr(Padding, "pays", lambda *_, batched=batched: batched)
+        batch(monkeypatch, batched)
         host, store = make_host(SHAPES["small"])
         segments = [(1, 0, 1), (2, 1, 2), (5, 2, 3)]
         invoke_and_check(host, store, SHAPES["small"], segments, warm=range(EXPERTS), tokens=1)
@@ -190,7 +203,8 @@ def test_a_small_instance_takes_its_own_bytes_and_no_padding():
 
 
 def test_small_experts_give_their_memory_back_to_the_system():
-    shape = ExpertShape(hidden=1000, intermediate=120)  # 1.4 MB each, below malloc's mmap limits
+    # 1.4 MB each, in pieces that malloc would serve from its heap.
+    shape = ExpertShape(hidden=1000, intermediate=120, dtype="float32")
     host, _ = make_host(shape, warm=(), experts=64)
     process = psutil.Process()
     instances = [FunctionId("m", layer, expert) for layer in range(2) for expert in range(64)]
@@ -208,7 +222,7 @@ def test_small_experts_give_their_memory_back_to_the_system():
 
 
 def test_loads_and_evictions_do_not_disturb_invocations_of_others():
-    shape = ExpertShape(hidden=64, intermediate=40)
+    shape = ExpertShape(hidden=64, intermediate=40, dtype="float32")
     host, store = make_host(shape, warm=[0, 2, 4])
     segments = [(0, 0, 6), (2, 6, 9), (4, 9, 20)]
     stop, failures = threading.Event(), []
@@ -244,3 +258,27 @@ def test_memory_that_runs_out_is_said_with_the_instance(monkeypatch):
     with pytest.raises(FunctionError, match=r"cpu cannot hold .*no address space for 6 experts"):
         host.load(FunctionId("m", 1, 0))
     assert host.resident_bytes == 0
+
+
+def test_a_thread_that_loads_leaves_the_threads_of_others_as_they_were():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        host, _ = make_host(SHAPES["large"], warm=())
+        seen = {}
+
+        def load():
+            host.load(FunctionId("m", 1, 0))
+            seen["loader"] = torch.get_num_threads()
+
+        def look():
+            seen["later"] = torch.get_num_threads()
+
+        for run in (load, look):
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+        assert seen == {"loader": 1, "later": 2}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -57,7 +57,7 @@ def test_instances_that_share_pages_come_and_go_without_touching_each_other(dtyp
 
 
 def test_an_instance_gets_the_lowest_free_slot_and_stays_there():
-    shape = ExpertShape(hidden=8, intermediate=4)
+    shape = ExpertShape(hidden=8, intermediate=4, dtype="float32")
     stack = WeightStack(shape, 4)
     slots = [stack.put(weights_of(shape, seed)) for seed in range(4)]
     assert [slot.index for slot in slots] == [0, 1, 2, 3]
@@ -70,25 +70,25 @@ def test_an_instance_gets_the_lowest_free_slot_and_stays_there():
 
 
 def test_a_full_stack_and_impossible_sizes_are_memory_errors():
-    shape = ExpertShape(hidden=8, intermediate=4)
+    shape = ExpertShape(hidden=8, intermediate=4, dtype="float32")
     stack = WeightStack(shape, 1)
     stack.put(weights_of(shape, 0))
     with pytest.raises(MemoryError, match="all 1 slots of the layer are in use"):
         stack.put(weights_of(shape, 1))
     with pytest.raises(MemoryError, match="no address space"):
-        WeightStack(ExpertShape(hidden=1 << 20, intermediate=1 << 20), 1 << 16)
+        WeightStack(ExpertShape(hidden=1 << 20, intermediate=1 << 20, dtype="float32"), 1 << 16)
 
 
 def test_weights_that_do_not_fit_leave_their_slot_free():
-    shape = ExpertShape(hidden=8, intermediate=4)
+    shape = ExpertShape(hidden=8, intermediate=4, dtype="float32")
     stack = WeightStack(shape, 1)
     with pytest.raises(RuntimeError):
-        stack.put(weights_of(ExpertShape(hidden=7, intermediate=4), 0))
+        stack.put(weights_of(ExpertShape(hidden=7, intermediate=4, dtype="float32"), 0))
     assert stack.put(weights_of(shape, 1)).index == 0
 
 
 def test_memory_is_taken_by_loads_and_given_back_by_evictions():
-    shape = ExpertShape(hidden=1024, intermediate=1000)
+    shape = ExpertShape(hidden=1024, intermediate=1000, dtype="float32")
     weights = weights_of(shape, 0)
     process = psutil.Process()
 

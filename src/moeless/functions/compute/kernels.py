@@ -101,17 +101,15 @@ def plain_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Linea
     weight_t, mm, addmm = weight.t(), torch.mm, torch.addmm
     rows_from = sys.maxsize
     onednn: Any = None
-    if (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.float32
-        and onednn_works(weight.dtype)
-    ):
-        macs = _ONEDNN_FROM_MACS * (1 if torch.get_num_threads() == 1 else 3)
-        rows_from = math.ceil(macs / weight.numel())
+    float32_on_cpu = weight.device.type == "cpu" and weight.dtype == torch.float32
+    if float32_on_cpu and onednn_works(weight.dtype):
+        rows_from = math.ceil(_ONEDNN_FROM_MACS / weight.numel())
         onednn = torch.ops.mkldnn._linear_pointwise.default
 
     def linear(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        if x.shape[0] >= rows_from:
+        rows = x.shape[0]
+        # Asked here, since the thread that loads has another number of threads.
+        if rows >= rows_from and (rows >= 3 * rows_from or torch.get_num_threads() == 1):
             y: torch.Tensor = onednn(x, weight, bias, "none", [], "")
             return y if out is None else out.copy_(y)
         if bias is None:

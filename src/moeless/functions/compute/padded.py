@@ -28,8 +28,11 @@ _MAX_ROWS_BYTES = 12 << 20
 _FLOAT32_MAX_MACS = 4.2e6
 """Multiplications of one expert's gate and up (padded rows x elements) above which a call for each
 expert is as fast, because it uses all threads (float32)."""
-_FLOAT32_MAX_WASTE = 2.5
+_FLOAT32_MAX_WASTE = 2.7
 """Padded rows per needed row above which it is slower (float32)."""
+_FLOAT32_MIN_MACS = 0.8e6
+"""Multiplications of all gates and ups below which a second thread costs more than it brings
+(float32)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,51 +43,47 @@ class Padding:
         lowest: Lowest slot in use.
         slots: How many slots there are from the lowest to the highest in use.
         rows: Rows of the fullest expert; all are padded to this.
-        experts: How many experts have rows.
         needed: Rows of all of them.
     """
 
     lowest: int
     slots: int
     rows: int
-    experts: int
     needed: int
 
-    @classmethod
-    def of(cls, slots_n: Sequence[int], sizes_n: Sequence[int]) -> "Padding":
-        """The padding for experts in these slots with so many rows."""
-        lowest = min(slots_n)
-        return cls(
-            lowest=lowest,
-            slots=max(slots_n) - lowest + 1,
-            rows=max(sizes_n),
-            experts=len(sizes_n),
-            needed=sum(sizes_n),
+
+def find_padding(
+    gate_up: torch.Tensor, slots_n: Sequence[int], sizes_n: Sequence[int]
+) -> Padding | None:
+    """How to pad these experts, or None where a call for each is faster (see docs/log.md).
+
+    Args:
+        gate_up: The stack's gate and up projections [N, 2I, H].
+        slots_n: The slot of each expert.
+        sizes_n: The rows of each.
+    """
+    experts, needed = len(sizes_n), sum(sizes_n)
+    _, inner, hidden = gate_up.shape
+    elements = inner * hidden
+    float32 = gate_up.dtype == torch.float32
+    if experts < 2 or (float32 and needed * elements < _FLOAT32_MIN_MACS):
+        return None
+    lowest, rows = min(slots_n), max(sizes_n)
+    slots = max(slots_n) - lowest + 1
+    padded = rows * slots
+    if float32:
+        pays = (
+            torch.get_num_threads() > 1  # all that batching brings here is parallelism
+            and rows > 1
+            and rows * elements <= _FLOAT32_MAX_MACS
+            and padded <= _FLOAT32_MAX_WASTE * needed
         )
-
-    def pays(self, gate_up: torch.Tensor) -> bool:
-        """Whether it is faster than calls for each expert (measured, see docs/log.md).
-
-        Args:
-            gate_up: The stack's gate and up projections [N, 2I, H].
-        """
-        if self.experts < 2:
-            return False
-        _, inner, hidden = gate_up.shape
-        elements = inner * hidden
-        padded = self.rows * self.slots
-        if gate_up.dtype == torch.float32:
-            return (
-                self.rows > 1  # one row each: BLAS's matrix-vector product is faster
-                and torch.get_num_threads() > 1  # all that batching brings here is parallelism
-                and self.rows * elements <= _FLOAT32_MAX_MACS
-                and padded <= _FLOAT32_MAX_WASTE * self.needed
-            )
-        wasted_weights = (self.slots - self.experts) * elements
-        wasted_macs = (padded - self.needed) * elements
-        waste = wasted_weights / _WASTED_WEIGHTS + wasted_macs / _WASTED_MACS
+    else:
+        waste = (slots - experts) * elements / _WASTED_WEIGHTS
+        waste += (padded - needed) * elements / _WASTED_MACS
         rows_bytes = padded * hidden * gate_up.element_size()
-        return waste < self.experts and rows_bytes <= _MAX_ROWS_BYTES
+        pays = waste < experts and rows_bytes <= _MAX_ROWS_BYTES
+    return Padding(lowest=lowest, slots=slots, rows=rows, needed=needed) if pays else None
 
 
 def run_padded(
@@ -109,31 +108,36 @@ def run_padded(
         workspace: For intermediate rows.
     """
     x_TH, y_SH = work.x_TH, work.y_SH
-    low, high, rows = padding.lowest, padding.lowest + padding.slots, padding.rows
-    padded, dtype = padding.slots * rows, x_TH.dtype
+    low, slots, rows = padding.lowest, padding.slots, padding.rows
     hidden, inner = x_TH.shape[1], stack.gate_up.shape[1]
-    places = [
-        np.arange((slot - low) * rows, (slot - low) * rows + stop - start)
-        for slot, (start, stop) in zip(slots_n, ranges_n2, strict=True)
-    ]
-    place_S = np.concatenate(places)
-    source_P = np.zeros(padded, dtype=np.int64)  # what is padded reads some row or other
-    source_P[place_S] = work.tokens_of(ranges_n2).numpy()
+    at_n = (np.array(slots_n) - low) * rows
+    if rows == 1:
+        place_S = at_n
+    else:
+        sizes_n = [stop - start for start, stop in ranges_n2]
+        place_S = np.arange(padding.needed)
+        place_S += np.repeat(at_n - np.cumsum(sizes_n) + sizes_n, sizes_n)
 
-    x = workspace.take("x", padded, hidden, dtype=dtype)
-    torch.index_select(x_TH, 0, torch.from_numpy(source_P), out=x)
-    h = workspace.take("h", padding.slots, rows, inner, dtype=dtype)
-    torch.bmm(x.view(-1, rows, hidden), stack.gate_up[low:high].transpose(1, 2), out=h)
+    if len(x_TH) == 1:
+        x = x_TH.expand(slots, rows, hidden)
+    else:
+        source_P = np.zeros(slots * rows, dtype=np.int64)  # what is padded reads any row
+        source_P[place_S] = work.tokens_of(ranges_n2).numpy()
+        x = workspace.take("x", slots, rows, hidden, dtype=x_TH.dtype)
+        torch.index_select(x_TH, 0, torch.from_numpy(source_P), out=x.view(-1, hidden))
+    h = workspace.take("h", slots, rows, inner, dtype=x_TH.dtype)
+    torch.bmm(x, stack.gate_up[low : low + slots].transpose(1, 2), out=h)
     if stack.gate_up_bias is not None:
-        h.add_(stack.gate_up_bias[low:high, None])
+        h.add_(stack.gate_up_bias[low : low + slots, None])
     h = activation(h)
-    y = x.view(-1, rows, hidden)  # the input is no longer needed
-    torch.bmm(h, stack.down[low:high].transpose(1, 2), out=y)
+    y = workspace.take("x", slots, rows, hidden, dtype=x_TH.dtype)  # the input is done with
+    torch.bmm(h, stack.down[low : low + slots].transpose(1, 2), out=y)
     if stack.down_bias is not None:
-        y.add_(stack.down_bias[low:high, None])
+        y.add_(stack.down_bias[low : low + slots, None])
     first, last = ranges_n2[0][0], ranges_n2[-1][1]
     if last - first == padding.needed:
-        torch.index_select(x, 0, torch.from_numpy(place_S), out=y_SH[first:last])
+        places = torch.from_numpy(place_S)
+        torch.index_select(y.view(-1, hidden), 0, places, out=y_SH[first:last])
     else:
         for slot, (start, stop) in zip(slots_n, ranges_n2, strict=True):
             y_SH[start:stop] = y[slot - low, : stop - start]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from moeless.functions.compute.kernels import Activation, ExpertKernel
-from moeless.functions.compute.padded import Padding, run_padded
+from moeless.functions.compute.padded import find_padding, run_padded
 from moeless.functions.compute.rows import Rows
 from moeless.functions.compute.workspace import Workspace
 
@@ -40,8 +40,8 @@ def run_together(
     slots = [kernel.slot for kernel in kernels if kernel.slot is not None]
     if len(slots) == len(kernels):
         indices = [slot.index for slot in slots]
-        padding = Padding.of(indices, sizes)
-        if padding.pays(slots[0].stack.gate_up):
+        padding = find_padding(slots[0].stack.gate_up, indices, sizes)
+        if padding is not None:
             run_padded(
                 padding,
                 slots[0].stack,
@@ -68,6 +68,12 @@ def run_together(
     else:
         h = torch.cat([kernel.gate_up(x) for kernel, x in zip(kernels, xs, strict=True)])
     inner = activation(h).split_with_sizes(sizes)
-    for kernel, x, (start, stop) in zip(kernels, inner, ranges_n2, strict=True):
-        kernel.down(x, work.y_SH[start:stop])
+    first, last = ranges_n2[0][0], ranges_n2[-1][1]
+    ys: Sequence[torch.Tensor]
+    if last - first == rows:
+        ys = work.y_SH[first:last].split_with_sizes(sizes)
+    else:
+        ys = [work.y_SH[start:stop] for start, stop in ranges_n2]
+    for kernel, x, y in zip(kernels, inner, ys, strict=True):
+        kernel.down(x, y)
     return True
