@@ -321,6 +321,8 @@ def test_an_interrupted_replay_leaves_no_process_behind(tmp_path):
         stdout=subprocess.DEVNULL,
         env=os.environ | {"TMPDIR": str(tmp_path), "FORCE_COLOR": "1"},
         start_new_session=True,
+        # A shell's background jobs ignore Ctrl-C, and so would all that they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline_s = time.monotonic() + 60
     while len(children := _children(process.pid)) < 2:
