@@ -39,7 +39,7 @@ class _Answer:
     help="How many chat prompts to send at once.",
 )
 @click.option("--max-tokens", type=click.IntRange(min=1), default=48, show_default=True)
-@click.option("--policy", default="paper", show_default=True, help="How replicas are chosen.")
+@click.option("--policy", default="moeless", show_default=True, help="How replicas are chosen.")
 @click.option(
     "--model", default="demo", show_default=True, help='A directory, a hub id, or "demo".'
 )
