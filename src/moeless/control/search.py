@@ -7,11 +7,15 @@ was found. A planner takes part by having the three methods of ``SearchingPlanne
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol, cast
 
 from moeless.core.plan import LoadArray
 from moeless.core.ports import Planner
+
+_LONGEST_REST_S = 0.2
+"""However long a search took, others wait no longer than that."""
 
 
 class SearchingPlanner(Planner, Protocol):
@@ -47,9 +51,16 @@ class InlineSearcher:
 
 
 class ThreadSearcher:
-    """Searches in a thread of its own, started with the first one; it dies with the process."""
+    """Searches in a thread of its own, started with the first one; it dies with the process.
 
-    def __init__(self) -> None:
+    After each search it rests, so that planning and workers on the same cores are not held up.
+
+    Args:
+        share: Part of one core that searching may take, above 0, at most 1.
+    """
+
+    def __init__(self, share: float = 0.1) -> None:
+        self._rest = 1.0 / share - 1.0
         self._searches: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -62,7 +73,10 @@ class ThreadSearcher:
 
     def _run(self) -> None:
         while True:
-            self._searches.get()()
+            search = self._searches.get()
+            began_s = time.perf_counter()
+            search()
+            time.sleep(min(_LONGEST_REST_S, self._rest * (time.perf_counter() - began_s)))
 
 
 def as_searching(planner: Planner) -> SearchingPlanner | None:
