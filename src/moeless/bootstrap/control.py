@@ -18,7 +18,7 @@ from moeless.costs.time_models import build_time_model
 from moeless.errors import ConfigError
 from moeless.functions.load_intake import LoadConsumer
 from moeless.functions.load_report import LoadReport
-from moeless.functions.platform import ModelPlacement
+from moeless.functions.model_placement import ModelPlacement
 from moeless.policies.predictors import PREDICTORS
 from moeless.telemetry.fanout import FanoutSink
 from moeless.telemetry.jsonl import JsonlSink

@@ -32,7 +32,7 @@ from moeless.functions.host import ExpertHost, function_bytes
 from moeless.functions.invokers.inline import InlineInvoker
 from moeless.functions.invokers.process import ProcessInvoker
 from moeless.functions.local import LocalClient
-from moeless.functions.platform import ModelPlacement
+from moeless.functions.model_placement import ModelPlacement
 from moeless.functions.store import ExpertStore
 from moeless.functions.supervisor.attachment import MAX_DEVICES
 from moeless.functions.supervisor.client import SupervisorClient

@@ -22,7 +22,7 @@ from moeless.core.clock import SystemClock
 from moeless.errors import ConfigError, FunctionError, MoelessError
 from moeless.functions.load_intake import LoadConsumer
 from moeless.functions.messages import Message, receive, send
-from moeless.functions.platform import ModelPlacement
+from moeless.functions.model_placement import ModelPlacement
 from moeless.functions.supervisor.config import SupervisorConfig, WorkerConfig
 from moeless.functions.supervisor.supervisor import Supervisor
 from moeless.policies.keep_alive import KEEP_ALIVES

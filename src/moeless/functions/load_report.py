@@ -6,7 +6,7 @@ from moeless.core.events import LoadTaken, ReplicasChanged
 from moeless.core.plan import LoadArray, ReplicaArray
 from moeless.core.ports import Clock, EventSink
 from moeless.functions.load_intake import LoadConsumer
-from moeless.functions.platform import ModelPlacement
+from moeless.functions.model_placement import ModelPlacement
 
 
 class LoadReport:

@@ -18,7 +18,8 @@ from moeless.errors import FunctionError, UnavailableError
 from moeless.functions.board import Board
 from moeless.functions.client import Report
 from moeless.functions.load_intake import LoadConsumer, LoadIntake
-from moeless.functions.platform import ModelPlacement, Platform
+from moeless.functions.model_placement import ModelPlacement
+from moeless.functions.platform import Platform
 
 _TICK_S = 0.25
 

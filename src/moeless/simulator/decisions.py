@@ -5,7 +5,7 @@ from functools import partial
 
 from moeless.core.plan import CountArray, Plan, PlanDiff, ReplicaArray
 from moeless.functions.load_intake import LoadIntake
-from moeless.functions.platform import ModelPlacement
+from moeless.functions.model_placement import ModelPlacement
 from moeless.simulator.event_loop import EventLoop
 
 

@@ -25,7 +25,8 @@ from moeless.core.events import (
 from moeless.core.model import FunctionId
 from moeless.core.plan import LoadArray
 from moeless.errors import TraceError
-from moeless.functions.platform import ModelPlacement, Platform
+from moeless.functions.model_placement import ModelPlacement
+from moeless.functions.platform import Platform
 from moeless.simulator.event_loop import SimulatedClock
 from moeless.simulator.forecasts import LoadForecast
 from moeless.workloads.routing_trace import RoutingTrace

@@ -15,7 +15,9 @@ from moeless.core.copies import copies_held_ED, divides_by_copies
 from moeless.core.plan import CountArray
 from moeless.core.ports import Splitter
 from moeless.errors import FunctionError, UnavailableError
-from moeless.functions.platform import DemandResult, ModelPlacement, Platform
+from moeless.functions.demands import DemandResult
+from moeless.functions.model_placement import ModelPlacement
+from moeless.functions.platform import Platform
 from moeless.simulator.decisions import DeferredIntake
 from moeless.simulator.event_loop import EventLoop
 from moeless.simulator.explain import Explainer, LayerRun
@@ -224,6 +226,7 @@ class TokenPath:
         ahead = layer + self.lookahead
         if expected_LE is not None and ahead < len(expected_LE):
             board.forecast_LE[ahead] = expected_LE[ahead]
+            board.forecast_error_L[ahead] = np.nan  # traces do not say
             board.forecast_step_L[ahead] = step + 1
         board.actual_LE[layer] = count_E
         board.actual_step_L[layer] = step + 1

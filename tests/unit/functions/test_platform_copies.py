@@ -9,6 +9,7 @@ from moeless.core.model import ExpertShape, ModelSpec
 from moeless.core.plan import Plan
 from moeless.functions.billing import GB
 from moeless.functions.board import Board
+from moeless.functions.need_order import NeedOrder
 from moeless.functions.platform import Platform
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
 from moeless.telemetry.memory import MemorySink
@@ -110,7 +111,8 @@ def test_more_copies_do_not_make_an_instance_worth_more():
     parts = Parts()
     parts.apply([[2, 0], [1, 1]])
     few, many = (parts.platform.pools[0].instance(parts.model.function(0, e)) for e in (1, 0))
-    assert parts.platform.worth(few)[0] == parts.platform.worth(many)[0] == 1.0
+    order = NeedOrder(parts.platform.models)
+    assert order.worth(few)[0] == order.worth(many)[0] == 1.0
 
 
 def test_copies_held_are_those_planned_where_warm_and_one_where_not_planned():

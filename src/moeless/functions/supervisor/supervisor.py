@@ -24,7 +24,8 @@ from moeless.errors import ConfigError, FunctionError, MoelessError
 from moeless.functions.channel import ChannelShape
 from moeless.functions.load_intake import LoadConsumer, LoadIntake
 from moeless.functions.messages import Message, close_all, peer_uid, receive, send
-from moeless.functions.platform import ModelPlacement, Platform
+from moeless.functions.model_placement import ModelPlacement
+from moeless.functions.platform import Platform
 from moeless.functions.supervisor.attachment import MAX_DEVICES, Attachment
 from moeless.functions.supervisor.config import SupervisorConfig
 from moeless.functions.supervisor.worker_process import WorkerProcess

@@ -1,0 +1,179 @@
+"""Demands: tokens that wait until functions are warm somewhere, and the search for a place.
+
+Single-threaded like the platform. It must not know torch, sockets or processes.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from moeless.core.model import FunctionId, ModelSpec
+from moeless.functions.board import Board
+from moeless.functions.lifecycle import State
+from moeless.functions.pool import DevicePool
+
+
+@dataclass(kw_only=True)
+class Demand:
+    """Tokens wait until every one of these functions is warm somewhere."""
+
+    ticket: int
+    layer: int
+    missing: set[FunctionId]
+    failures: dict[FunctionId, dict[int, str]] = field(default_factory=dict)
+    """Why loads failed, per device that tried."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemandResult:
+    """The end of a demand.
+
+    Args:
+        ticket: Which demand.
+        error: None when all functions became warm, else the reason why one cannot.
+    """
+
+    ticket: int
+    error: str | None = None
+
+
+class DemandingModel(Protocol):
+    """A model whose tokens wait."""
+
+    spec: ModelSpec
+    function_bytes: int
+    board: Board
+    demands: dict[int, Demand]
+
+    def function(self, layer: int, expert: int) -> FunctionId:
+        """The id of one of the model's functions."""
+        ...
+
+
+class DemandDesk:
+    """Sees to it that what tokens wait for is on its way somewhere, and tells when a wait ends.
+
+    Args:
+        pools: One per device.
+        up: Devices whose host is ready; kept up to date by the owner.
+        returning: Devices whose next host is on its way; kept up to date by the owner.
+    """
+
+    def __init__(
+        self, pools: Sequence[DevicePool], *, up: Collection[int], returning: Collection[int]
+    ) -> None:
+        self._pools = pools
+        self._up = up
+        self._returning = returning
+        self._finished: list[DemandResult] = []
+
+    def open(
+        self, model: DemandingModel, *, ticket: int, layer: int, experts: Sequence[int]
+    ) -> None:
+        """Note a demand; an engine waits for one before it makes the next, so older ones end."""
+        for older in list(model.demands.values()):
+            self._end(model, older, error="given up for a newer demand")
+        functions = {model.function(layer, expert) for expert in experts}
+        missing = {f for f in functions if not model.board.warm_LED[layer, f.expert].any()}
+        model.demands[ticket] = Demand(ticket=ticket, layer=layer, missing=missing)
+
+    def finished(self) -> list[DemandResult]:
+        """Demands that have ended since the last call."""
+        done, self._finished = self._finished, []
+        return done
+
+    def note_loaded(self, model: DemandingModel, function: FunctionId) -> None:
+        """A function has become warm."""
+        for demand in model.demands.values():
+            demand.missing.discard(function)
+
+    def note_failed(
+        self, model: DemandingModel, function: FunctionId, device: int, *, reason: str
+    ) -> None:
+        """A function's load has failed on a device."""
+        for demand in model.demands.values():
+            if function in demand.missing:
+                demand.failures.setdefault(function, {})[device] = reason
+
+    def pursue(self, model: DemandingModel) -> None:
+        """See to it that each missing function is on its way somewhere; note demands' ends.
+
+        Called after everything that happens: a device that had room may have lost it since.
+        """
+        for demand in list(model.demands.values()):
+            self._pursue(model, demand)
+
+    def _pursue(self, model: DemandingModel, demand: Demand) -> None:
+        if not demand.missing:
+            self._end(model, demand)
+            return
+        free_D = self._free_slots(model, demand.layer)
+        for function in sorted(demand.missing):
+            loading = (p for p in self._pools if p.state(function) is State.LOADING)
+            pool = next(loading, None)
+            if pool is None:
+                pool = self._choose_pool(model, function, demand, free_D)
+                reasons = list(demand.failures.get(function, {}).values())
+                # Without room a device is waited for, but not in place of one that failed.
+                if pool is None and not reasons and self._returning:
+                    continue
+                if pool is None or (reasons and free_D[pool.device] <= 0):
+                    reason = reasons[0] if reasons else "no device is up that could hold it"
+                    where = f"layer {function.layer}, expert {function.expert}"
+                    self._end(model, demand, error=f"{where}: {reason}")
+                    return
+                free_D[pool.device] -= 1
+            for other in self._pools:
+                if other is not pool:
+                    other.unwant(function, blocking=True)
+            pool.want(function, num_bytes=model.function_bytes, blocking=True)
+
+    def _end(self, model: DemandingModel, demand: Demand, *, error: str | None = None) -> None:
+        self._finished.append(DemandResult(ticket=demand.ticket, error=error))
+        del model.demands[demand.ticket]
+        for function in demand.missing:
+            for pool in self._pools:
+                pool.unwant(function, blocking=True)
+
+    def _free_slots(self, model: DemandingModel, layer: int) -> list[int]:
+        """Instances that tokens of a layer may wait for on each device [D].
+
+        That is all room but what the layer's own experts need: those that load, and last copies.
+        As long as the devices hold a layer's experts between them, there is enough for all.
+        """
+        only_E = model.board.warm_LED[layer].sum(axis=1) <= 1
+        return [
+            pool.budget_bytes // model.function_bytes
+            - sum(
+                i.state is State.LOADING
+                or (i.state is not State.DRAINING and bool(only_E[i.function.expert]))
+                for i in pool.instances()
+                if i.function.layer == layer and i.function.model == model.spec.model_id
+            )
+            for pool in self._pools
+        ]
+
+    def _choose_pool(
+        self, model: DemandingModel, function: FunctionId, demand: Demand, free_D: list[int]
+    ) -> DevicePool | None:
+        """Where to load a function that tokens wait for.
+
+        Only where its load has not failed; of those a device with room, if possible the one
+        chosen before, then the planned one, then the one with most room.
+        """
+        planned_D = model.board.planned_LED[function.layer, function.expert]
+
+        def rank(pool: DevicePool) -> tuple[bool, bool, bool, int, int]:
+            free = free_D[pool.device]
+            planned = bool(planned_D[pool.device])
+            return (free <= 0, not pool.wants(function), not planned, -free, pool.device)
+
+        failed = demand.failures.get(function, {})
+        able = [
+            pool
+            for pool in self._pools
+            if pool.device in self._up
+            and pool.device not in failed
+            and pool.budget_bytes >= model.function_bytes
+        ]
+        return min(able, key=rank, default=None)

@@ -1,0 +1,241 @@
+"""One model on the platform: its board, its plans in force and its counters.
+
+Single-threaded like the platform. It must not know torch, sockets or processes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import numpy as np
+
+from moeless.core.model import FunctionId, ModelSpec
+from moeless.core.plan import CountArray, Plan, PlanDiff, ReplicaArray, diff_plan
+from moeless.core.ports import Clock
+from moeless.functions.billing import GB, ResidencyMeter
+from moeless.functions.board import Board
+from moeless.functions.demands import Demand
+from moeless.functions.layer_quota import layer_quota_D
+from moeless.functions.lifecycle import State
+from moeless.functions.pool import DevicePool
+from moeless.telemetry.percentiles import SampleWindow
+from moeless.telemetry.snapshot import Timing
+
+
+class PlacementPlatform(Protocol):
+    """What a model needs of the platform it lives on."""
+
+    @property
+    def clock(self) -> Clock:
+        """The time."""
+        ...
+
+    @property
+    def pools(self) -> Sequence[DevicePool]:
+        """One per device."""
+        ...
+
+    @property
+    def meters(self) -> Mapping[str, ResidencyMeter]:
+        """Bytes over time, by model."""
+        ...
+
+    def loading_ED(self, model: "ModelPlacement", layer: int) -> ReplicaArray:
+        """1 where an instance of the layer is loading, uint8 [E, D]."""
+        ...
+
+    def release_surplus(self, model: "ModelPlacement", layer: int) -> None:
+        """Evict a layer's surplus replicas; later if the layer is being computed now."""
+        ...
+
+    def release_held_back(self, model: "ModelPlacement") -> None:
+        """Evict what could not be released when it became surplus."""
+        ...
+
+    def advance(self) -> None:
+        """Issue all loads and evictions that the pools want and can afford now."""
+        ...
+
+
+class ModelPlacement:
+    """One model on the platform: its board and its plans. Implements ``core.ports.Placement``.
+
+    Args:
+        platform: The platform it lives on.
+        spec: The model.
+        function_bytes: Bytes that one instance holds on a device.
+        board: Shared with the model's engine.
+        max_replicas: Replicas of a layer beyond which retired ones leave before their keep-alive
+            ends, the longest unused first; None for as many as the devices hold.
+    """
+
+    def __init__(
+        self,
+        platform: PlacementPlatform,
+        *,
+        spec: ModelSpec,
+        function_bytes: int,
+        board: Board,
+        max_replicas: int | None = None,
+    ) -> None:
+        self.spec = spec
+        self.function_bytes = function_bytes
+        self.max_replicas = max_replicas
+        self.attach(board)
+        self._platform = platform
+        self.started_s = platform.clock.now_s()
+        self.earlier_busy_ns_L: CountArray = np.zeros(spec.num_layers, dtype=np.int64)
+        self.cold_starts_L: CountArray = np.zeros(spec.num_layers, dtype=np.int64)
+        self.blocking_loads = 0
+        self.evictions = 0
+        self.failed_loads = 0
+        self.plans = 0
+        self.plan_s = SampleWindow()
+        self.demands: dict[int, Demand] = {}
+
+    def attach(self, board: Board) -> None:
+        """Take the board of a new engine, on which nothing is planned yet."""
+        self.board = board
+        self.releases_L = [False] * self.spec.num_layers
+        self.held_back: set[int] = set()
+        self.quota_D: tuple[bytes, CountArray] | None = None
+        self._settled: dict[int, tuple[bytes, bool, PlanDiff]] = {}
+
+    def unsettle(self, layer: int | None = None) -> None:
+        """What is planned for a layer (None: for all) may not be warm or under way any more."""
+        if layer is None:
+            self._settled.clear()
+        else:
+            self._settled.pop(layer, None)
+
+    @property
+    def num_devices(self) -> int:
+        """D."""
+        return len(self._platform.pools)
+
+    def alive_ED(self, layer: int) -> ReplicaArray:
+        """Warm replicas of a layer, uint8 [E, D]."""
+        alive: ReplicaArray = self.board.warm_LED[layer].copy()
+        return alive
+
+    def planned_ED(self, layer: int) -> ReplicaArray:
+        """Copies in the layer's plan in force, uint8 [E, D]."""
+        planned: ReplicaArray = self.board.planned_LED[layer].copy()
+        return planned
+
+    def capacity_D(self, layer: int) -> CountArray:
+        """Replicas of the layer that each device may hold, int64 [D]; see ``layer_quota_D``."""
+        del layer
+        up = self.board.device_up_D.tobytes()
+        if self.quota_D is None or self.quota_D[0] != up:
+            slots = [pool.budget_bytes // self.function_bytes for pool in self._platform.pools]
+            slots_D: CountArray = np.array(slots)
+            slots_D[self.board.device_up_D == 0] = 0
+            quota_D = layer_quota_D(
+                slots_D, num_layers=self.spec.num_layers, num_experts=self.spec.num_experts
+            )
+            self.quota_D = (up, quota_D)
+        return self.quota_D[1].copy()
+
+    def apply(self, plan: Plan, *, decision_s: float) -> PlanDiff:
+        """Put a plan in force and start what is missing.
+
+        Experts without expected tokens keep their replicas, but none is started for them. Of an
+        expert that has several copies on a device one instance is loaded, and counted.
+
+        Args:
+            plan: The plan.
+            decision_s: How long the planner took, for the record.
+        """
+        self.plans += 1
+        self.plan_s.add(decision_s)
+        board, layer = self.board, plan.layer
+        board.plan_step_L[layer] = plan.step
+        replicas = plan.replicas_ED.tobytes()
+        known = self._settled.get(layer)
+        if known is not None and known[0] == replicas and known[1] == plan.release:
+            diff = known[2]  # the same plan again, and all of it warm or under way
+        else:
+            diff = self._put_in_force(plan)
+            if not diff.start:
+                again = PlanDiff(layer=layer, kept=diff.kept)
+                self._settled[layer] = (replicas, plan.release, again)
+        if self.held_back:
+            self._platform.release_held_back(self)
+        return diff
+
+    def _put_in_force(self, plan: Plan) -> PlanDiff:
+        board, layer = self.board, plan.layer
+        self.unsettle(layer)
+        warm_ED = board.warm_LED[layer] | self._platform.loading_ED(self, layer)
+        diff = diff_plan(plan, previous_ED=board.planned_LED[layer], warm_ED=warm_ED)
+        board.planned_LED[layer] = plan.replicas_ED
+        self.releases_L[layer] = plan.release
+        for expert, device in diff.retire:
+            self._platform.pools[device].unwant(self.function(layer, expert))
+        for expert, device in diff.start:
+            if board.device_up_D[device] and plan.load_E[expert] > 0:
+                self._platform.pools[device].want(
+                    self.function(layer, expert),
+                    num_bytes=self.function_bytes,
+                    load_tokens=float(plan.load_E[expert]),
+                )
+        self._platform.release_surplus(self, layer)
+        if diff.start:
+            self._platform.advance()
+        return diff
+
+    def surplus(self, layer: int) -> list[tuple[int, int]]:
+        """Warm replicas that need not wait for their keep-alive to end, as (expert, device).
+
+        They are no longer planned and their expert is warm in a planned place: all of those if
+        the plan in force says so, else as many as the layer has beyond ``max_replicas``.
+        """
+        if not self.releases_L[layer] and self.max_replicas is None:
+            return []
+        warm_ED, planned_ED = self.board.warm_LED[layer], self.board.planned_LED[layer]
+        retired_ED = warm_ED > planned_ED
+        if not retired_ED.any():
+            return []
+        served_E = np.logical_and(warm_ED, planned_ED).any(axis=1)
+        found = np.argwhere(retired_ED & served_E[:, None])
+        if not self.releases_L[layer]:
+            assert self.max_replicas is not None
+            excess = max(0, int(np.count_nonzero(warm_ED)) - self.max_replicas)
+            used_ns = self.board.used_ns_LED[layer][found[:, 0], found[:, 1]]
+            found = found[np.argsort(used_ns, kind="stable")[:excess]]
+        return [(expert, device) for expert, device in found.tolist()]
+
+    def function(self, layer: int, expert: int) -> FunctionId:
+        """The id of one of the model's functions."""
+        return FunctionId(self.spec.model_id, layer, expert)
+
+    def report(self) -> dict[str, Any]:
+        """Counters of this model as a JSON object; lists of GB·s and starts are by layer."""
+        now_s = self._platform.clock.now_s()
+        pools = self._platform.pools
+        states_D: dict[str, list[int]] = {s.value: [0] * len(pools) for s in State}
+        for pool in pools:
+            for instance in pool.instances():
+                if instance.function.model == self.spec.model_id:
+                    states_D[instance.state.value][pool.device] += 1
+        budget = sum(pool.budget_bytes for pool in pools)
+        busy_ns_L = self.earlier_busy_ns_L + self.board.busy_ns_LD.sum(axis=1)
+        reserved = budget * (now_s - self.started_s) / GB
+        return {
+            "cold_starts_L": self.cold_starts_L.tolist(),
+            "blocking_loads": self.blocking_loads,
+            "evictions": self.evictions,
+            "failed_loads": self.failed_loads,
+            "plans": self.plans,
+            "plan_s": asdict(Timing.of(self.plan_s)),
+            "instances_D": states_D,
+            "resident_bytes_D": [pool.held_bytes for pool in pools],
+            "budget_bytes_D": [pool.budget_bytes for pool in pools],
+            "gb_s_L": {
+                "billed": (busy_ns_L * self.function_bytes / (1e9 * GB)).tolist(),
+                "resident": self._platform.meters[self.spec.model_id].gb_s_L(now_s=now_s).tolist(),
+                # Whole devices belong to no layer more than to another.
+                "reserved": [reserved / self.spec.num_layers] * self.spec.num_layers,
+            },
+        }
