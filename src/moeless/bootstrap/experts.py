@@ -22,12 +22,13 @@ from moeless.core.clock import SystemClock
 from moeless.core.model import ModelSpec
 from moeless.core.policy_set import PolicySet
 from moeless.core.ports import Clock
+from moeless.engines.transformers.gate_access import find_gates
 from moeless.engines.transformers.loader import LoadedModel, attach_runtime
 from moeless.errors import BudgetError, ConfigError
 from moeless.functions.billing import GB
 from moeless.functions.channel import ChannelShape
 from moeless.functions.client import PlatformClient
-from moeless.functions.dispatch import ExpertDispatcher, Forecast, Invoker
+from moeless.functions.dispatch import ExpectedLoad, ExpertDispatcher, Forecast, Invoker
 from moeless.functions.host import ExpertHost, function_bytes
 from moeless.functions.invokers.inline import InlineInvoker
 from moeless.functions.invokers.process import ProcessInvoker
@@ -37,7 +38,7 @@ from moeless.functions.store import ExpertStore
 from moeless.functions.supervisor.attachment import MAX_DEVICES
 from moeless.functions.supervisor.client import SupervisorClient
 from moeless.functions.supervisor.config import WorkerConfig
-from moeless.learned.gate_predictor import Gate, GatePredictor
+from moeless.learned.gate_predictor import GatePredictor
 from moeless.policies.keep_alive import KEEP_ALIVES
 from moeless.telemetry.jsonl import JsonlSink
 from moeless.telemetry.snapshot import GbSeconds, RuntimeSnapshot, Timing
@@ -200,14 +201,13 @@ def _policies(spec: ModelSpec, config: ExpertsConfig, clock: Clock) -> PolicySet
 def _forecast(loaded: LoadedModel, distance: int) -> Forecast | None:
     if not 0 < distance < loaded.spec.num_layers:
         return None
-    rule = loaded.router_rule
-    gates = []
-    for block in loaded.moe_blocks:
-        router: Any = block.router
-        bias = router.bias if rule.has_bias else None
-        correction = getattr(router, rule.correction_bias) if rule.correction_bias else None
-        gates.append(Gate(router.weight, bias, rule, correction))
-    return GatePredictor(gates, distance).predict
+    predictor = GatePredictor(find_gates(loaded.model, loaded.spec.layer_ids), distance)
+
+    def forecast(layer: int, x_TH: torch.Tensor) -> ExpectedLoad | None:
+        load_E = predictor.predict(layer, x_TH)
+        return None if load_E is None else ExpectedLoad(load_E)
+
+    return forecast
 
 
 def _dispatcher(

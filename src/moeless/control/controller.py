@@ -109,7 +109,9 @@ class Controller:
         if expected_E is not None:
             self._plan(step=step + 1, layer=layer, load_E=expected_E)
 
-    def forecast(self, *, step: int, layer: int, load_E: LoadArray) -> None:
+    def forecast(
+        self, *, step: int, layer: int, load_E: LoadArray, expected_error: float | None = None
+    ) -> None:
         """Take what a look-ahead predictor expects of a layer in this step, and plan it.
 
         Policies that plan from history alone do not heed it.
@@ -118,9 +120,11 @@ class Controller:
             step: Iteration.
             layer: MoE layer the forecast is for.
             load_E: Expected tokens per expert, float64 [E].
+            expected_error: Share of them that the predictor expects to have misplaced, if it
+                knows.
         """
         if self._heeds_forecasts:
-            self._plan(step=step, layer=layer, load_E=load_E)
+            self._plan(step=step, layer=layer, load_E=load_E, expected_error=expected_error)
 
     def _search_if_due(self, step: int, layer: int) -> None:
         planner = self._searching_planner
@@ -147,7 +151,9 @@ class Controller:
             return True
         return self._clock.now_s() - float(self._planned_s_L[layer]) >= interval_s
 
-    def _plan(self, *, step: int, layer: int, load_E: LoadArray) -> None:
+    def _plan(
+        self, *, step: int, layer: int, load_E: LoadArray, expected_error: float | None = None
+    ) -> None:
         began_s = self._clock.now_s()
         self._planned_s_L[layer] = began_s
         request = PlanRequest(
@@ -157,6 +163,7 @@ class Controller:
             previous_ED=self._placement.planned_ED(layer),
             alive_ED=self._placement.alive_ED(layer),
             capacity_D=self._placement.capacity_D(layer),
+            expected_error=expected_error,
         )
         try:
             plan = self._policies.planner.plan(request)
@@ -177,6 +184,7 @@ class Controller:
                 retired=len(diff.retire),
                 kept=diff.kept,
                 replicas=int(np.count_nonzero(plan.replicas_ED)),
+                expected_error=expected_error,
             )
         )
 

@@ -28,6 +28,8 @@ class PlanMade(Event):
         retired: Replicas no longer planned.
         kept: Planned replicas that were warm already.
         replicas: Replicas planned in all; copies of one expert on one device are one replica.
+        expected_error: Share of the tokens that the load it was made for is expected to misplace;
+            None where that is not known.
     """
 
     step: int
@@ -37,6 +39,7 @@ class PlanMade(Event):
     retired: int
     kept: int
     replicas: int
+    expected_error: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

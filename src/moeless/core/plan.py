@@ -57,6 +57,8 @@ class PlanRequest:
             before the first.
         alive_ED: Replicas that are warm now (kept alive ones included), uint8 [E, D].
         capacity_D: Replicas of this layer that each device may hold, int64 [D].
+        expected_error: Share of the tokens that whoever expects the load expects to have
+            misplaced, 0 to 1; None where that is not known.
     """
 
     step: int
@@ -65,6 +67,7 @@ class PlanRequest:
     previous_ED: ReplicaArray
     alive_ED: ReplicaArray
     capacity_D: CountArray
+    expected_error: float | None = None
 
     @property
     def num_experts(self) -> int:

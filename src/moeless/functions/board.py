@@ -23,6 +23,7 @@ _FIELDS: tuple[tuple[str, str, str], ...] = (
     ("step", "i8", "1"),
     ("layer", "i8", "1"),
     ("forecast_LE", "f8", "LE"),
+    ("forecast_error_L", "f8", "L"),
     ("forecast_step_L", "i8", "L"),
     ("actual_LE", "f8", "LE"),
     ("actual_step_L", "i8", "L"),
@@ -69,6 +70,8 @@ class Board:
     """The MoE layer whose gate spoke last."""
     forecast_LE: NDArray[np.float64]
     """Loads that the look-ahead predictor expects, tokens."""
+    forecast_error_L: NDArray[np.float64]
+    """Share of the tokens that each forecast is expected to misplace; NaN where not known."""
     forecast_step_L: NDArray[np.int64]
     """The step each forecast is for."""
     actual_LE: NDArray[np.float64]

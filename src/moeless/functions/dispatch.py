@@ -6,10 +6,11 @@ exists. It must not know how instances are reached (``invokers``) or where the p
 Needs torch.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from moeless.core.copies import copies_held_ED, divides_by_copies
 from moeless.core.model import ModelSpec
-from moeless.core.plan import CountArray
+from moeless.core.plan import CountArray, LoadArray
 from moeless.core.ports import Splitter
 from moeless.errors import FunctionError
 from moeless.functions.client import PlatformClient
@@ -77,8 +78,20 @@ class Invoker(Protocol):
         ...
 
 
-Forecast = Callable[[int, torch.Tensor], CountArray | None]
-"""From (layer, gate input [T, H]) to the expected tokens [E] of layer + d, None past the last."""
+class ExpectedLoad(NamedTuple):
+    """What a look-ahead predictor says.
+
+    Args:
+        load_E: Expected tokens of each expert [E].
+        error: Share of them that it expects to have misplaced; NaN where it does not know.
+    """
+
+    load_E: LoadArray | CountArray
+    error: float = math.nan
+
+
+Forecast = Callable[[int, torch.Tensor], ExpectedLoad | None]
+"""From (layer, gate input [T, H]) to the expected load of layer + d, None past the last."""
 
 ChoiceObserver = Callable[[int, NDArray[np.int64], torch.Tensor], None]
 """Told (layer, chosen experts [T, K], gate input [T, H]) when a layer's gate has spoken; must keep
@@ -317,9 +330,10 @@ class ExpertDispatcher:
         ahead = layer + self._lookahead
         if self._forecast is not None:
             began_s = time.perf_counter()
-            expected_E = self._forecast(layer, x_TH)
-            if expected_E is not None:
-                board.forecast_LE[ahead] = expected_E
+            expected = self._forecast(layer, x_TH)
+            if expected is not None:
+                board.forecast_LE[ahead] = expected.load_E
+                board.forecast_error_L[ahead] = expected.error
                 board.forecast_step_L[ahead] = self._step
             self.stats.record_forecast(time.perf_counter() - began_s)
             if board.forecast_step_L[layer] == self._step:

@@ -1,5 +1,6 @@
 """From an engine's board to the control loop."""
 
+import math
 from typing import Protocol
 
 import numpy as np
@@ -24,8 +25,10 @@ class LoadConsumer(Protocol):
         """A load came true."""
         ...
 
-    def forecast(self, *, step: int, layer: int, load_E: LoadArray) -> None:
-        """A load is expected."""
+    def forecast(
+        self, *, step: int, layer: int, load_E: LoadArray, expected_error: float | None = None
+    ) -> None:
+        """A load is expected, and with it the share of its tokens that are misplaced."""
         ...
 
 
@@ -51,7 +54,13 @@ class LoadIntake:
         for layer in (board.forecast_step_L > self._forecast_L).nonzero()[0].tolist():
             step = int(board.forecast_step_L[layer])
             self._forecast_L[layer] = step
-            self._consumer.forecast(step=step, layer=layer, load_E=board.forecast_LE[layer].copy())
+            error = float(board.forecast_error_L[layer])
+            self._consumer.forecast(
+                step=step,
+                layer=layer,
+                load_E=board.forecast_LE[layer].copy(),
+                expected_error=None if math.isnan(error) else error,
+            )
         for layer in (board.actual_step_L > self._actual_L).nonzero()[0].tolist():
             step = int(board.actual_step_L[layer])
             self._actual_L[layer] = step

@@ -45,10 +45,14 @@ class LoadReport:
         self._consumer.observe(step=step, layer=layer, load_E=load_E)
         self._report_change(step, layer)
 
-    def forecast(self, *, step: int, layer: int, load_E: LoadArray) -> None:
-        """A load is expected."""
+    def forecast(
+        self, *, step: int, layer: int, load_E: LoadArray, expected_error: float | None = None
+    ) -> None:
+        """A load is expected, and with it the share of its tokens that are misplaced."""
         self._report("forecast", step, layer, load_E)
-        self._consumer.forecast(step=step, layer=layer, load_E=load_E)
+        self._consumer.forecast(
+            step=step, layer=layer, load_E=load_E, expected_error=expected_error
+        )
         self._report_change(step, layer)
 
     def _report(self, kind: str, step: int, layer: int, load_E: LoadArray) -> None:

@@ -11,7 +11,7 @@ from moeless.core.clock import ManualClock
 from moeless.core.model import ModelSpec
 from moeless.costs.linear import LinearTime
 from moeless.functions.board import Board
-from moeless.functions.dispatch import Answer, ExpertDispatcher
+from moeless.functions.dispatch import Answer, ExpectedLoad, ExpertDispatcher
 from moeless.functions.load_intake import LoadIntake
 from moeless.functions.platform import Platform
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
@@ -182,7 +182,7 @@ def serve(name, ids, loads_SLE):
 
     def forecast(layer, x_TH):
         ahead = layer + 1
-        return loads_SLE[now["step"], ahead] if ahead < LAYERS else None
+        return ExpectedLoad(loads_SLE[now["step"], ahead]) if ahead < LAYERS else None
 
     dispatcher = ExpertDispatcher(
         make_spec(),

@@ -117,6 +117,16 @@ def test_with_lookahead_only_the_layers_it_cannot_see_are_planned_from_history()
     assert parts.placement.applied[-1] == (4, 2, [0, 9, 0], 0.25)
 
 
+def test_what_a_forecast_is_expected_to_misplace_reaches_the_planner_and_the_event():
+    parts = Parts(lookahead=1)
+    parts.controller.forecast(step=1, layer=1, load_E=load(1, 2, 3), expected_error=0.25)
+    parts.controller.forecast(step=1, layer=2, load_E=load(1, 2, 3))
+    parts.controller.observe(step=1, layer=0, load_E=load(1, 2, 3))
+    expected = [0.25, None, None]
+    assert [request.expected_error for request in parts.planner.requests] == expected
+    assert [event.expected_error for event in parts.sink.of(PlanMade)] == expected
+
+
 def test_the_planner_sees_the_plan_in_force_what_is_alive_and_the_capacities():
     parts = Parts()
     parts.placement.alive_LED[3, 1, 1] = 1

@@ -7,7 +7,7 @@ import torch
 from moeless.core.model import ExpertShape, ModelSpec
 from moeless.errors import FunctionError, UnavailableError
 from moeless.functions.board import Board
-from moeless.functions.dispatch import Answer, ExpertDispatcher
+from moeless.functions.dispatch import Answer, ExpectedLoad, ExpertDispatcher
 from moeless.functions.host import FAILED, NOT_WARM, OK
 from moeless.policies.splitters.even import EvenSplitter
 from moeless.policies.splitters.slots import SlotSplitter
@@ -328,11 +328,12 @@ def test_a_forecast_is_written_for_the_layer_it_is_for_and_judged_when_that_has_
         client=client,
         invoker=Invoker(client),
         splitter=EvenSplitter(),
-        forecast=lambda layer, x_TH: count_E * 3 if layer == 0 else None,
+        forecast=lambda layer, x_TH: ExpectedLoad(count_E * 3, 0.25) if layer == 0 else None,
         lookahead=1,
     )
     dispatcher(0, *tokens)
     assert client.board.forecast_LE[1].tolist() == (count_E * 3).tolist()
+    assert client.board.forecast_error_L.tolist() == [0, 0.25]
     assert client.board.forecast_step_L.tolist() == [0, 1]
     dispatcher(1, *tokens)
     accuracy_L = dispatcher.stats.accuracy_L

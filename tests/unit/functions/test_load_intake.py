@@ -12,12 +12,14 @@ class Consumer:
 
     def __init__(self):
         self.seen = []
+        self.errors = []
 
     def observe(self, *, step, layer, load_E):
         self.seen.append(("observe", step, layer, load_E.tolist()))
 
-    def forecast(self, *, step, layer, load_E):
+    def forecast(self, *, step, layer, load_E, expected_error=None):
         self.seen.append(("forecast", step, layer, load_E.tolist()))
+        self.errors.append(expected_error)
 
 
 @pytest.fixture
@@ -37,6 +39,16 @@ def test_forecasts_come_before_loads_that_came_true(board):
     put(board, "forecast", step=1, layer=1, load=[2, 2])
     intake.take()
     assert consumer.seen == [("forecast", 1, 1, [2, 2]), ("observe", 1, 0, [3, 1])]
+
+
+def test_the_error_of_a_forecast_comes_with_it_where_it_is_known(board):
+    consumer = Consumer()
+    intake = LoadIntake(board, consumer)
+    for layer, error in enumerate([0.25, np.nan, 0.0]):
+        board.forecast_error_L[layer] = error
+        put(board, "forecast", step=1, layer=layer, load=[2, 2])
+    intake.take()
+    assert consumer.errors == [0.25, None, 0.0]
 
 
 def test_nothing_is_handed_over_twice(board):

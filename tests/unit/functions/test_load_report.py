@@ -28,6 +28,7 @@ class Loop:
 
     def __init__(self, model):
         self.model = model
+        self.errors = []
 
     def start(self):
         pass
@@ -35,19 +36,21 @@ class Loop:
     def observe(self, *, step, layer, load_E):
         pass
 
-    def forecast(self, *, step, layer, load_E):
+    def forecast(self, *, step, layer, load_E, expected_error=None):
+        self.errors.append(expected_error)
         self.model.replicas_ED[0, 1] = load_E[0] > 5
 
 
 def make():
     model, sink = Model(), MemorySink()
-    return LoadReport(Loop(model), model=model, clock=ManualClock(), sink=sink), sink
+    loop = Loop(model)
+    return LoadReport(loop, model=model, clock=ManualClock(), sink=sink), sink, loop
 
 
 def test_loads_are_reported_before_and_changed_replicas_after_they_were_dealt_with():
-    report, sink = make()
+    report, sink, loop = make()
     report.start()
-    report.forecast(step=1, layer=0, load_E=np.array([9.0, 1.0]))
+    report.forecast(step=1, layer=0, load_E=np.array([9.0, 1.0]), expected_error=0.125)
     report.observe(step=1, layer=0, load_E=np.array([8.0, 2.0]))
     assert [type(event) for event in sink.events] == [
         ReplicasChanged,
@@ -59,6 +62,7 @@ def test_loads_are_reported_before_and_changed_replicas_after_they_were_dealt_wi
         ((0,), (1,)),
         ((0, 1), (1,)),
     ]
+    assert loop.errors == [0.125]
     assert [(e.kind, e.step, e.tokens) for e in sink.of(LoadTaken)] == [
         ("forecast", 1, 10.0),
         ("actual", 1, 10.0),
@@ -66,7 +70,7 @@ def test_loads_are_reported_before_and_changed_replicas_after_they_were_dealt_wi
 
 
 def test_replicas_that_stay_are_reported_once():
-    report, sink = make()
+    report, sink, _ = make()
     report.start()
     report.forecast(step=1, layer=0, load_E=np.array([1.0, 1.0]))
     assert len(sink.of(ReplicasChanged)) == 1

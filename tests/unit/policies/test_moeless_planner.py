@@ -20,7 +20,7 @@ EPLB_TABLE = [
 """Loads, slots, devices, and the balancedness (mean / max) that is reachable with them."""
 
 
-def make_request(load, *, devices, slots, step=0, layer=0):
+def make_request(load, *, devices, slots, step=0, layer=0, expected_error=None):
     load = np.asarray(load, dtype=float)
     nothing = np.zeros((len(load), devices), dtype=np.uint8)
     return PlanRequest(
@@ -30,6 +30,7 @@ def make_request(load, *, devices, slots, step=0, layer=0):
         previous_ED=nothing,
         alive_ED=nothing,
         capacity_D=np.full(devices, slots, dtype=np.int64),
+        expected_error=expected_error,
     )
 
 
@@ -97,6 +98,48 @@ def test_when_traffic_changes_the_set_follows():
     assert loads[200:].sum() > 0
     fresh, _ = serve(MoelessPlanner(memory_factor=1.5), then, devices=8, slots=2)
     assert ratios[-100:].mean() <= fresh[-100:].mean() + 0.02
+
+
+class TestForecastErrors:
+    """A load that the set cannot balance has it searched soon, as far as it is believed."""
+
+    strange = np.array([2000, *[285] * 7])
+
+    def planner_in_service(self, *, stated=None, error=0.0):
+        planner = MoelessPlanner(memory_factor=1.0, interval=80)
+        for step, count in enumerate(skewed_loads(8, 40), start=1):
+            forecast = count.astype(float)
+            forecast[:2] += np.array([1.0, -1.0]) * error * count.sum()
+            planner.plan(
+                make_request(
+                    np.maximum(forecast, 0.0),
+                    devices=4,
+                    slots=2,
+                    step=step,
+                    expected_error=stated,
+                )
+            )
+            planner.observe(step=step, layer=0, load_E=count.astype(float))
+            if planner.search_due(0):
+                planner.search(0)
+        return planner
+
+    def is_believed(self, planner, *, stated=None):
+        request = make_request(self.strange, devices=4, slots=2, step=41, expected_error=stated)
+        planner.plan(request)
+        planner.observe(step=41, layer=0, load_E=np.ones(8))
+        return planner.search_due(0)
+
+    def test_a_forecast_of_a_predictor_that_was_right_is_believed(self):
+        assert self.is_believed(self.planner_in_service())
+
+    def test_one_that_states_to_be_wrong_is_not(self):
+        assert not self.is_believed(self.planner_in_service(), stated=0.9)
+
+    def test_statements_are_scaled_by_what_came_true(self):
+        planner = self.planner_in_service(stated=0.9, error=0.05)
+        assert "the newest is expected to miss 5." in planner.explain(0)
+        assert self.is_believed(planner, stated=0.9)
 
 
 def test_automatic_memory_is_cheaper_and_within_tolerance_of_the_best():

@@ -51,7 +51,8 @@ class _LayerState:
     searches: int = 0
     best_excess: float = 0.0
     forecast_error: float = 0.0
-    forecast: tuple[int, LoadArray] | None = None
+    stated_error: float = 0.0
+    forecast: tuple[int, LoadArray, float | None] | None = None
     changes: list[tuple[int, Change]] = field(default_factory=list)
     """The newest ones, each with the step whose load was the last that it was based on."""
 
@@ -129,8 +130,8 @@ class MoelessPlanner:
         state = self._layers.get(request.layer)
         if state is None or state.capacity != tuple(request.capacity_D.tolist()):
             state = self._begin(request, load_E)
-        state.forecast = (request.step, load_E)
-        self._watch(state, load_E)
+        state.forecast = (request.step, load_E, request.expected_error)
+        self._watch(state, load_E, _believed_error(state, request.expected_error))
         return Plan(
             step=request.step,
             layer=request.layer,
@@ -178,16 +179,16 @@ class MoelessPlanner:
         self._layers[request.layer] = state
         return state
 
-    def _watch(self, state: _LayerState, load_E: LoadArray) -> None:
+    def _watch(self, state: _LayerState, load_E: LoadArray, error: float) -> None:
         """Search soon when a load is expected that the set cannot balance.
 
-        Forecasts are believed as far as the last ones came true.
+        Forecasts are believed but for an error, a share of the tokens.
         """
         if state.next_search <= state.observed + 1 or state.observed < _EARLY_STEPS[-1]:
             return
         count_E, scale = _as_counts(load_E)
         excess = self._search_sets.mean_excess(count_E[None], state.replicas_ED, scale=scale)
-        if excess > state.best_excess + 0.25 + 2.0 * state.forecast_error:
+        if excess > state.best_excess + 0.25 + 2.0 * error:
             state.next_search = state.observed + 1
             state.pause = self._interval
 
@@ -202,7 +203,9 @@ class MoelessPlanner:
             expected_E = state.forecast[1]
             scale = load_E.sum() / max(expected_E.sum(), 1e-9)
             error = float(np.abs(expected_E * scale - load_E).sum() / (2.0 * load_E.sum()))
+            stated = state.forecast[2]
             state.forecast_error += (error - state.forecast_error) / 16.0
+            state.stated_error += ((error if stated is None else stated) - state.stated_error) / 16
         state.window_NE[state.observed % self._window] = load_E
         state.observed += 1
         state.last_step = step
@@ -317,7 +320,7 @@ class MoelessPlanner:
         lines = [
             f"{held} replicas of {len(state.replicas_ED)} experts, at most {state.max_replicas}",
             f"judged over the last {known} of {state.observed} steps; "
-            f"forecasts miss {state.forecast_error:.1%} of the tokens",
+            f"forecasts miss {state.forecast_error:.1%} of the tokens{_stated(state)}",
         ]
         if known:
             loads_NE = state.window_NE[:known]
@@ -326,6 +329,27 @@ class MoelessPlanner:
         lines.extend(f"after step {step}: {change}" for step, change in state.changes[-5:])
         lines.append(f"next search after {max(0, state.next_search - state.observed)} more steps")
         return "\n".join(lines)
+
+
+def _believed_error(state: _LayerState, stated: float | None) -> float:
+    """Share of the tokens that a forecast is taken to misplace.
+
+    What the predictor states knows the size of the batch, what came true knows how much its
+    statements are worth: the one is scaled by the other. One alone stands for itself.
+    """
+    if stated is None:
+        return state.forecast_error
+    if state.stated_error <= 0.0:
+        return stated
+    return min(1.0, stated * state.forecast_error / state.stated_error)
+
+
+def _stated(state: _LayerState) -> str:
+    """For the reason: what the predictor said of the forecast in force."""
+    stated = None if state.forecast is None else state.forecast[2]
+    if stated is None:
+        return ""
+    return f", the newest is expected to miss {_believed_error(state, stated):.1%}"
 
 
 def _as_counts(load_E: LoadArray) -> tuple[CountArray, float]:
