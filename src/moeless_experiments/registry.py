@@ -1,0 +1,53 @@
+"""Which experiments there are, in the order in which ``all`` runs them."""
+
+import re
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final
+
+from moeless.errors import ConfigError
+from moeless_experiments.figure import Experiment
+
+ALL: Final = "all"
+
+MODULES: Final[dict[str, str]] = {
+    "fig06": "moeless_experiments.figures.fig06",
+}
+"""Experiment to the module with its ``EXPERIMENT``; imported when it is run."""
+
+
+def select(names: Sequence[str]) -> list[str]:
+    """Ids of experiments, in the registry's order, none twice.
+
+    Args:
+        names: Ids, ``all``, or spellings such as ``fig7`` and ``Figure 7``.
+
+    Raises:
+        ConfigError: One of them is not known; the message lists those that are.
+    """
+    wanted = set()
+    for name in names:
+        found = _normalise(name)
+        if found != ALL and found not in MODULES:
+            raise ConfigError(
+                f"there is no experiment {name!r}; use {', '.join(MODULES)}, or {ALL}"
+            )
+        wanted |= set(MODULES) if found == ALL else {found}
+    return [name for name in MODULES if name in wanted]
+
+
+def find(name: str) -> Experiment:
+    """The experiment of an id."""
+    experiment = import_module(MODULES[name]).EXPERIMENT
+    assert isinstance(experiment, Experiment)
+    assert experiment.id == name
+    return experiment
+
+
+def _normalise(name: str) -> str:
+    text = name.strip().lower()
+    figure = re.fullmatch(r"fig(?:ure)?\.?[ _-]*0*(\d+)", text)
+    if figure is not None:
+        return f"fig{int(figure[1]):02d}"
+    table = re.fullmatch(r"tab(?:le)?\.?[ _-]*0*(\d+)", text)
+    return text if table is None else f"table{int(table[1])}"

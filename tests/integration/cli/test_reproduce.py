@@ -1,0 +1,65 @@
+"""``moeless reproduce`` from the command line to files."""
+
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+
+from fakes.gate_recordings import draw_gates, record_tokens
+from moeless.cli.main import moeless, run
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """Recordings under the names of the demo model, of a much smaller one."""
+    directory = tmp_path_factory.mktemp("shards")
+    for prompts in ("arena", "sharegpt"):
+        record_tokens(
+            directory / f"demo16_{prompts}",
+            gates=draw_gates(layers=8),
+            noise=0.2,
+            conversations=24,
+            tokens=100,
+        )
+    return directory
+
+
+def test_the_command_is_found_through_its_entry_point():
+    if "reproduce" not in moeless.list_commands(None):
+        pytest.skip("moeless was installed before this command was added; install it again")
+    assert moeless.get_command(None, "reproduce").name == "reproduce"
+
+
+def test_what_there_is_can_be_listed(capfd):
+    assert run(["reproduce", "--list"]) == 0
+    assert capfd.readouterr().out.startswith("fig06 ")
+
+
+def test_an_unknown_figure_is_refused_in_one_line(tmp_path, capfd):
+    assert run(["reproduce", "fig99", "--out", str(tmp_path / "out")]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "no experiment 'fig99'; use fig06" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_directory_without_recordings_is_refused_in_one_line(tmp_path, capfd):
+    (tmp_path / "none").mkdir()
+    command = ["reproduce", "fig6", "--quick", "--out", str(tmp_path / "out")]
+    assert run([*command, "--shards", str(tmp_path / "none")]) == 2
+    (line,) = capfd.readouterr().err.strip().splitlines()
+    assert "has no recordings of demo16" in line
+
+
+def test_a_figure_becomes_data_plots_and_a_manifest(tmp_path, shards):
+    out = tmp_path / "out"
+    assert run(["reproduce", "fig6", "--quick", "--shards", str(shards), "--out", str(out)]) == 0
+    manifest = json.loads((out / "fig06" / "manifest.json").read_text())
+    assert manifest["provenance"] == "measured"
+    assert manifest["config"]["prompts"] == ["arena", "sharegpt"]
+    files = {path.name for path in (out / "fig06").iterdir()}
+    assert files >= {"layers.csv", "similarity.png", "similarity.svg", "accuracy.png"}
+    lines = (out / "fig06" / "layers.csv").read_text().splitlines()
+    # Two sources of prompts, d = 1 to 5, and layers d to 7 each.
+    assert len(lines) == 1 + 2 * sum(8 - d for d in range(1, 6))
