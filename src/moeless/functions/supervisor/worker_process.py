@@ -29,7 +29,6 @@ class WorkerProcess:
         self.generation = generation
         self.ready = False
         self.peak_bytes = 0  # the most its instances have held, by its own count
-        self.reason = "ended"
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connection = ours
         environment = dict(os.environ)

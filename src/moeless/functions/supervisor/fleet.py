@@ -1,0 +1,193 @@
+"""The workers of a supervisor: their start, their messages, their loss and their restart.
+
+It decides nothing about instances: what workers report goes to the platform. It must not know
+engines; their owner is told what workers know and which devices were lost.
+"""
+
+import logging
+import selectors
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from moeless.core.events import WorkerLost, WorkerStarted
+from moeless.core.model import FunctionId
+from moeless.core.ports import Clock, EventSink
+from moeless.errors import FunctionError
+from moeless.functions.messages import Message, close_all, receive
+from moeless.functions.platform import Platform
+from moeless.functions.supervisor.config import SupervisorConfig
+from moeless.functions.supervisor.worker_process import WorkerProcess
+
+_log = logging.getLogger(__name__)
+_STEADY_S = 30.0
+"""A worker that lived this long is no failure in a row: the shortest wait follows."""
+_LONGEST_WAIT_S = 30.0
+
+
+class FleetOwner(Protocol):
+    """Told about workers."""
+
+    def worker_ready(self, worker: WorkerProcess) -> None:
+        """A worker takes orders; it holds nothing and knows no model."""
+        ...
+
+    def worker_knows_model(self, worker: WorkerProcess, message: Message) -> None:
+        """A worker has answered an order of the kind ``model``."""
+        ...
+
+    def worker_lost(self, device: int, *, reason: str, failures: int) -> None:
+        """A device has lost its worker, for the n-th time in a row; a new one will start."""
+        ...
+
+
+class Fleet:
+    """One worker process per device.
+
+    Args:
+        config: Workers and times.
+        platform: Told what became of orders.
+        selector: Wakes the supervisor's loop; data is what to call.
+        clock: The time.
+        sink: Receives events.
+        owner: Told about workers.
+    """
+
+    def __init__(
+        self,
+        config: SupervisorConfig,
+        *,
+        platform: Platform,
+        selector: selectors.BaseSelector,
+        clock: Clock,
+        sink: EventSink,
+        owner: FleetOwner,
+    ) -> None:
+        self._config = config
+        self._platform = platform
+        self._selector = selector
+        self._clock = clock
+        self._sink = sink
+        self._owner = owner
+        self._workers: dict[int, WorkerProcess] = {}
+        self._restart_at_s: dict[int, float] = {}
+        self._restarts = [0] * len(config.workers)
+        self._failures = [0] * len(config.workers)
+        self._started_s = [0.0] * len(config.workers)
+        self._handlers: dict[str, Callable[[WorkerProcess, Message], None]] = {
+            "ready": self._ready,
+            "model": owner.worker_knows_model,
+            "attached": lambda *_: None,
+            "loaded": lambda w, m: platform.loaded(w.device, _function(m)),
+            "failed": lambda w, m: platform.failed(w.device, _function(m), reason=m["reason"]),
+            "evicted": lambda w, m: platform.evicted(w.device, _function(m), reason=m["reason"]),
+        }
+
+    def __iter__(self) -> Iterator[WorkerProcess]:
+        """The workers that live, ready or not."""
+        return iter(list(self._workers.values()))
+
+    @property
+    def num_devices(self) -> int:
+        """D."""
+        return len(self._config.workers)
+
+    def report(self) -> Message:
+        """Workers as part of an engine's report; lists are by device."""
+        workers: Sequence[WorkerProcess | None] = [
+            self._workers.get(device) for device in range(self.num_devices)
+        ]
+        return {
+            "worker_restarts": self._restarts,
+            "worker_peak_bytes": [w.peak_bytes if w else 0 for w in workers],
+            "worker_pids": [w.process.pid if w else None for w in workers],
+        }
+
+    def start(self) -> None:
+        """Start all workers."""
+        for device in range(self.num_devices):
+            self._start(device)
+
+    def tick(self) -> None:
+        """Start what is due again; give up what does not start."""
+        now_s = self._clock.now_s()
+        for device, at_s in list(self._restart_at_s.items()):
+            if now_s >= at_s:
+                del self._restart_at_s[device]
+                self._start(device)
+        for worker in self:
+            late = now_s - self._started_s[worker.device] > self._config.start_timeout_s
+            if not worker.ready and late:
+                self.lose(worker, f"did not start within {self._config.start_timeout_s:g} s")
+
+    def lose_device(self, device: int, reason: str) -> None:
+        """Give up the worker of a device, if it has one."""
+        worker = self._workers.get(device)
+        if worker is not None:
+            self.lose(worker, reason)
+
+    def lose(self, worker: WorkerProcess, reason: str) -> None:
+        """A worker is gone, or given up: its tokens go elsewhere, a new one is started later."""
+        device = worker.device
+        if self._workers.get(device) is not worker:
+            return
+        del self._workers[device]
+        self._selector.unregister(worker.connection)
+        worker.kill()
+        self._platform.device_down(device, returns=True)
+        now_s = self._clock.now_s()
+        if worker.ready and now_s - self._started_s[device] >= _STEADY_S:
+            self._failures[device] = 0
+        wait_s = min(
+            _LONGEST_WAIT_S,
+            self._config.restart_backoff_s * 2 ** min(self._failures[device], 10),
+        )
+        self._failures[device] += 1
+        self._restarts[device] += 1
+        self._restart_at_s[device] = now_s + wait_s
+        self._sink.emit(WorkerLost(time_s=now_s, model="", device=device, reason=reason))
+        _log.warning("worker of device %d lost (%s), restart in %.1f s", device, reason, wait_s)
+        self._owner.worker_lost(device, reason=reason, failures=self._failures[device])
+
+    def close(self) -> None:
+        """End all workers now."""
+        for worker in self:
+            worker.kill()
+
+    def _start(self, device: int) -> None:
+        worker = WorkerProcess(
+            device, self._config.workers[device], generation=self._restarts[device]
+        )
+        self._workers[device] = worker
+        self._started_s[device] = self._clock.now_s()
+        self._selector.register(
+            worker.connection, selectors.EVENT_READ, lambda: self._hear(worker)
+        )
+
+    def _hear(self, worker: WorkerProcess) -> None:
+        try:
+            received = receive(worker.connection)
+        except (OSError, FunctionError):
+            received = None
+        if received is None:
+            self.lose(worker, "ended")
+            return
+        message, fds = received
+        close_all(fds)
+        worker.peak_bytes = max(worker.peak_bytes, int(message.get("resident_bytes", 0)))
+        self._handlers[message["op"]](worker, message)
+
+    def _ready(self, worker: WorkerProcess, _message: Message) -> None:
+        worker.ready = True
+        self._sink.emit(
+            WorkerStarted(
+                time_s=self._clock.now_s(),
+                model="",
+                device=worker.device,
+                restarts=self._restarts[worker.device],
+            )
+        )
+        self._owner.worker_ready(worker)
+
+
+def _function(message: Message) -> FunctionId:
+    return FunctionId(*message["function"])
