@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from moeless.core.generation import (
     EngineStats,
@@ -65,7 +66,7 @@ class FakeStream:
                 engine.finish(request.request_id)
                 if engine.fail_with is not None:
                     raise engine.fail_with
-                yield self._event("", "error")
+                yield replace(self._event("", "error"), unavailable=engine.fails_unavailable)
                 return
             self._sent = position + 1
             yield self._event(character, None)
@@ -100,6 +101,7 @@ class FakeTextEngine:
         stall_after: Tokens after which every stream waits until it is cancelled.
         fail_after: Tokens after which every stream fails.
         fail_with: What a failing stream raises; None = it ends with an error event.
+        fails_unavailable: Whether that event says that it may help to try again.
         queue_limit: Live requests after which ``submit`` refuses.
         down: Why ``submit`` refuses everything.
         natural_tokens: Length of an answer that ends by itself.
@@ -122,6 +124,7 @@ class FakeTextEngine:
         self.stall_after: float = float("inf")
         self.fail_after: int | None = None
         self.fail_with: Exception | None = None
+        self.fails_unavailable = False
         self.queue_limit: int | None = None
         self.down: str | None = None
         self.natural_tokens = 24

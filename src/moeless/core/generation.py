@@ -66,7 +66,8 @@ class TokenEvent:
 
     ``text`` is what may be shown to the reader now (stop strings and unfinished UTF-8 are held
     back), so that joining all ``text`` gives the final answer. The last event of a request has
-    ``finish_reason`` set; nothing follows it.
+    ``finish_reason`` set; nothing follows it. ``unavailable`` says of an error that what was
+    missing (a device, a healthy engine) may be back in a moment.
     """
 
     request_id: str
@@ -75,6 +76,7 @@ class TokenEvent:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     error: str | None = None
+    unavailable: bool = False
     prompt_tokens: int = 0
     completion_tokens: int = 0
 

@@ -8,6 +8,8 @@ from moeless.errors import MissingExtraError
 
 try:
     from moeless.server.app import create_app
+    from moeless.server.keys import ApiKey, read_key_file
+    from moeless.server.limits import KeyLimits
     from moeless.server.run import ServerAddress, run_server
     from moeless.server.settings import ServerSettings
 except ModuleNotFoundError as exc:
@@ -17,4 +19,12 @@ except ModuleNotFoundError as exc:
         f"the server needs {exc.name}: run pip install 'moeless[serve]'"
     ) from exc
 
-__all__ = ["ServerAddress", "ServerSettings", "create_app", "run_server"]
+__all__ = [
+    "ApiKey",
+    "KeyLimits",
+    "ServerAddress",
+    "ServerSettings",
+    "create_app",
+    "read_key_file",
+    "run_server",
+]

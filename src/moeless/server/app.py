@@ -14,7 +14,7 @@ from moeless.core.generation import TextEngine
 from moeless.server.edge import EdgeMiddleware
 from moeless.server.encoding import to_response
 from moeless.server.errors import ApiError, ClientGoneError
-from moeless.server.gate import GateMiddleware
+from moeless.server.gate import GateMiddleware, open_accounts
 from moeless.server.metrics import ServerMetrics
 from moeless.server.openapi import describe
 from moeless.server.routes import generation, models, operations
@@ -54,6 +54,7 @@ def create_app(
         ready=ready,
         metrics_text=metrics_text,
         experts_snapshot=experts_snapshot,
+        accounts=open_accounts(settings),
     )
 
     @contextlib.asynccontextmanager
@@ -77,8 +78,8 @@ def create_app(
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(ClientGoneError, _answer_nobody)
     app.add_exception_handler(HTTPException, _answer_http_error)
-    app.add_middleware(GateMiddleware, settings=settings)
-    app.add_middleware(EdgeMiddleware, metrics=metrics)
+    app.add_middleware(GateMiddleware, settings=settings, accounts=state.accounts)
+    app.add_middleware(EdgeMiddleware, metrics=metrics, settings=settings)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     return app
 

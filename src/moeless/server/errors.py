@@ -9,6 +9,9 @@ from moeless.errors import MoelessError, QueueFullError, RequestError
 
 logger = logging.getLogger(__name__)
 
+# Workers that died are back within seconds.
+_RECOVERY_S = 5.0
+
 
 class ApiError(MoelessError):
     """What an HTTP client is told when its request fails.
@@ -62,13 +65,30 @@ def busy(message: str, *, retry_after_s: float) -> ApiError:
         status=429,
         kind="rate_limit_error",
         code="queue_full",
-        headers={"Retry-After": str(max(1, math.ceil(retry_after_s)))},
+        headers=_retry_after(retry_after_s),
     )
 
 
-def unavailable(message: str, *, code: str) -> ApiError:
+def rate_limited(message: str, *, retry_after_s: float) -> ApiError:
+    """A 429 for a client that has used what it may."""
+    return ApiError(
+        message,
+        status=429,
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        headers=_retry_after(retry_after_s),
+    )
+
+
+def unavailable(message: str, *, code: str, retry_after_s: float | None = None) -> ApiError:
     """A 503: the server cannot answer now."""
-    return ApiError(message, status=503, kind="service_unavailable", code=code)
+    headers = None if retry_after_s is None else _retry_after(retry_after_s)
+    return ApiError(message, status=503, kind="service_unavailable", code=code, headers=headers)
+
+
+def engine_unavailable(message: str) -> ApiError:
+    """A 503: the engine, or what it computes on, is down and may come back."""
+    return unavailable(message, code="engine_unavailable", retry_after_s=_RECOVERY_S)
 
 
 def engine_failed(message: str) -> ApiError:
@@ -93,7 +113,11 @@ def from_engine(exc: MoelessError, *, prompt_param: str) -> ApiError:
         return ApiError(str(exc), param=param, code=exc.code)
     if isinstance(exc, QueueFullError):
         return busy(str(exc), retry_after_s=exc.retry_after_s)
-    return unavailable(f"the engine is not available: {exc}", code="engine_unavailable")
+    return engine_unavailable(f"the engine is not available: {exc}")
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
 def internal_error(exc: Exception) -> ApiError:

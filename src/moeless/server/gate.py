@@ -1,55 +1,40 @@
 """Who may enter, and how many at once."""
 
-import hashlib
-import hmac
-from collections.abc import Iterable
+import ipaddress
+from typing import cast
+from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moeless.server.encoding import to_response
 from moeless.server.errors import ApiError, busy
+from moeless.server.keys import ANYBODY, KeyRing
+from moeless.server.limits import Account, KeyLimits
 from moeless.server.settings import ServerSettings
 
 _PROTECTED_PREFIXES = ("/v1/", "/moeless/")
 _GENERATING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
-
-
-class KeyRing:
-    """Checks API keys in constant time.
-
-    Args:
-        keys: The keys; none = everybody may enter.
-    """
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [_digest(key.encode()) for key in keys]
-
-    def admits(self, authorization: bytes | None) -> bool:
-        """Whether the value of an ``Authorization`` header has one of the keys."""
-        if not self._digests:
-            return True
-        scheme, _, key = (authorization or b"").partition(b" ")
-        given = _digest(key.strip())
-        # All keys are compared, and digests are of one length: time tells nothing.
-        found = False
-        for digest in self._digests:
-            found |= hmac.compare_digest(digest, given)
-        return found and scheme.lower() == b"bearer"
+_ACCOUNT = "moeless.account"
 
 
 class GateMiddleware:
-    """Refuses requests without a key, and generation requests beyond the limit.
+    """Refuses requests without a key or from foreign web pages, and what is beyond the limits.
 
     ``/health``, ``/metrics`` and ``/openapi.json`` need no key: probes and scrapers have none.
 
     Args:
         app: The application.
-        settings: Keys and limit.
+        settings: Keys and limits.
+        accounts: The account of each key.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: ServerSettings, accounts: dict[str, Account]
+    ) -> None:
         self._app = app
         self._keys = KeyRing(settings.api_keys)
+        self._accounts = accounts
+        self._local_only = settings.local_names_only
         self._limit = settings.max_concurrent
         self._generating = 0
 
@@ -58,33 +43,106 @@ class GateMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = scope["path"]
-        if path.startswith(_PROTECTED_PREFIXES) and not self._keys.admits(_authorization(scope)):
-            await to_response(_unauthorized())(scope, receive, send)
-            return
-        if path not in _GENERATING_PATHS or scope["method"] != "POST":
-            await self._app(scope, receive, send)
-            return
-        if self._generating >= self._limit:
-            error = busy(
-                f"{self._limit} requests are in progress, the limit: try again later",
-                retry_after_s=1,
-            )
+        try:
+            account = self._admit(scope)
+        except ApiError as error:
             await to_response(error)(scope, receive, send)
+            return
+        scope[_ACCOUNT] = account
+        if account is None or not _generates(scope):
+            await self._app(scope, receive, send)
             return
         self._generating += 1
         try:
             await self._app(scope, receive, send)
         finally:
             self._generating -= 1
+            account.leave()
+
+    def _admit(self, scope: Scope) -> Account | None:
+        """The account of a request; None where none is needed. Enters it if it generates."""
+        _refuse_foreign_pages(scope, local_only=self._local_only)
+        if not scope["path"].startswith(_PROTECTED_PREFIXES):
+            return None
+        name = self._keys.identify(_header(scope, b"authorization"))
+        if name is None:
+            raise _unauthorized()
+        account = self._accounts[name]
+        if _generates(scope):
+            if self._generating >= self._limit:
+                raise busy(
+                    f"{self._limit} requests are in progress, the limit: try again later",
+                    retry_after_s=1,
+                )
+            account.enter()
+        return account
 
 
-def _authorization(scope: Scope) -> bytes | None:
-    return next((value for name, value in scope["headers"] if name == b"authorization"), None)
+def open_accounts(settings: ServerSettings) -> dict[str, Account]:
+    """An account for each key, by name; a single one where no key is needed."""
+    keys = {key.name: key.limits or settings.key_limits for key in settings.api_keys}
+    named: dict[str, KeyLimits] = keys or {ANYBODY: settings.key_limits}
+    return {name: Account(name, limits) for name, limits in named.items()}
 
 
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+def account_of(scope: Scope) -> Account:
+    """The account that a generation request was let in with."""
+    return cast(Account, scope[_ACCOUNT])
+
+
+def _generates(scope: Scope) -> bool:
+    return scope["path"] in _GENERATING_PATHS and scope["method"] == "POST"
+
+
+def _refuse_foreign_pages(scope: Scope, *, local_only: bool) -> None:
+    """A web page of another site may make its reader's browser send us requests.
+
+    Raises:
+        ApiError: 403, the request comes from such a page, or has found us by a foreign name.
+    """
+    host = (_header(scope, b"host") or b"").decode("latin-1").lower()
+    origin = _header(scope, b"origin")
+    if origin is not None and _netloc(origin) != host:
+        raise ApiError(
+            "requests from web pages of other sites are refused",
+            status=403,
+            kind="permission_error",
+            code="cross_origin",
+        )
+    if local_only and not _is_local_name(host):
+        raise ApiError(
+            "this server has no API keys and answers to localhost and addresses only: "
+            "set --api-key to serve it under other names",
+            status=403,
+            kind="permission_error",
+            code="unknown_host",
+        )
+
+
+def _netloc(origin: bytes) -> str | None:
+    try:
+        return urlsplit(origin.decode("latin-1").lower()).netloc or None
+    except ValueError:
+        return None
+
+
+def _is_local_name(host: str) -> bool:
+    """Whether a Host header names an address or localhost, which no foreign name server can."""
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        return False
+    if not name or name == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _header(scope: Scope, name: bytes) -> bytes | None:
+    return next((value for found, value in scope["headers"] if found == name), None)
 
 
 def _unauthorized() -> ApiError:

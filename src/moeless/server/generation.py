@@ -5,8 +5,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 from moeless.core.generation import GenerationStream, TextEngine, TokenEvent
-from moeless.errors import MoelessError
-from moeless.server.errors import engine_failed, from_engine, unavailable
+from moeless.errors import MoelessError, UnavailableError
+from moeless.server.errors import engine_failed, engine_unavailable, from_engine, unavailable
+from moeless.server.limits import Account
 from moeless.server.metrics import ServerMetrics
 from moeless.server.plan import ChoicePlan, GenerationPlan
 
@@ -20,6 +21,7 @@ class Generation:
         engine: Where sequences run.
         plan: The sequences.
         metrics: Times and counts tokens.
+        account: Whose tokens they are.
         path: Label of the endpoint.
         arrived_s: When the request arrived, on ``time.perf_counter``.
     """
@@ -30,12 +32,14 @@ class Generation:
         plan: GenerationPlan,
         *,
         metrics: ServerMetrics,
+        account: Account,
         path: str,
         arrived_s: float,
     ) -> None:
         self.plan = plan
         self._engine = engine
         self._metrics = metrics
+        self._account = account
         self._path = path
         self._arrived_s = arrived_s
         self._streams: dict[int, GenerationStream] = {}
@@ -61,6 +65,7 @@ class Generation:
             self._outcome = "refused"
             raise from_engine(exc, prompt_param=self.plan.prompt_param) from None
         self._metrics.prompt_tokens.inc(self.plan.prompt_tokens)
+        self._account.use_prompt(self.plan.prompt_tokens)
 
     async def run(self, on_event: OnEvent) -> None:
         """Await ``on_event`` for each event; the events of one choice come in order.
@@ -85,7 +90,6 @@ class Generation:
         self._closed = True
         for index in self._streams:
             self._engine.cancel(self.plan.choices[index].request.request_id)
-        self._metrics.generated_tokens.inc(self.completion_tokens)
         self._metrics.request_duration.labels(self._path, self._outcome).observe(
             time.perf_counter() - self._arrived_s
         )
@@ -96,8 +100,7 @@ class Generation:
         last_s: float | None = None
         while True:
             event = await _next_event(stream)
-            counted = self._tokens.get(choice.index, 0) + len(event.token_ids)
-            self._tokens[choice.index] = max(counted, event.completion_tokens)
+            self._count_tokens(choice.index, event)
             if event.token_ids:
                 last_s = self._time_token(last_s)
             if event.finish_reason is not None:
@@ -106,6 +109,15 @@ class Generation:
             await on_event(choice, event)
             if event.finish_reason is not None:
                 return
+
+    def _count_tokens(self, index: int, event: TokenEvent) -> None:
+        before = self._tokens.get(index, 0)
+        now = max(before + len(event.token_ids), event.completion_tokens)
+        self._tokens[index] = now
+        if now > before:
+            # At once, not at the end: a crash must not lose what long answers have used.
+            self._metrics.generated_tokens.inc(now - before)
+            self._account.use_generated(now - before)
 
     def _time_token(self, last_s: float | None) -> float:
         now_s = time.perf_counter()
@@ -119,6 +131,8 @@ class Generation:
 async def _next_event(stream: GenerationStream) -> TokenEvent:
     try:
         event = await stream.next_event()
+    except UnavailableError as exc:
+        raise engine_unavailable(f"the engine is not available: {exc}") from None
     except MoelessError as exc:
         raise engine_failed(f"the engine failed: {exc}") from None
     if event is None:
@@ -127,6 +141,8 @@ async def _next_event(stream: GenerationStream) -> TokenEvent:
 
 
 def _raise_if_failed(event: TokenEvent) -> None:
+    if event.finish_reason == "error" and event.unavailable:
+        raise engine_unavailable(f"the engine is not available: {event.error}")
     if event.finish_reason == "error":
         raise engine_failed(f"the engine failed: {event.error or 'no reason given'}")
     if event.finish_reason == "cancelled":

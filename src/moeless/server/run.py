@@ -3,16 +3,18 @@
 import asyncio
 import contextlib
 import errno
+import functools
 import math
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
 
 from moeless.errors import ConfigError
+from moeless.server.connections import ConnectionGuard, GuardedProtocol
 from moeless.server.state import ServerState
 
 # After open requests are cut, this long until uvicorn cancels their tasks.
@@ -60,15 +62,24 @@ class HttpServer(uvicorn.Server):
         self._listener = listener
         self._address = address
         self._on_ready = on_ready
+        settings = self._state.settings
+        self._guard = ConnectionGuard(settings)
+        self._watching: asyncio.Task[None] | None = None
         super().__init__(
             uvicorn.Config(
                 app,
+                http=cast(
+                    "type[asyncio.Protocol]",
+                    functools.partial(GuardedProtocol, guard=self._guard),
+                ),
+                ws="none",
+                h11_max_incomplete_event_size=settings.max_head_bytes,
                 # Logging belongs to the program, not to the server.
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_graceful_shutdown=math.ceil(self._state.settings.drain_s + _CUT_S),
+                timeout_graceful_shutdown=math.ceil(settings.drain_s + _CUT_S),
             )
         )
 
@@ -79,6 +90,8 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept requests, then say so."""
         await super().startup(sockets)
+        connections = cast("set[Any]", self.server_state.connections)
+        self._watching = asyncio.create_task(self._guard.watch(connections))
         if self.started:
             self._on_ready(self._address)
 
@@ -90,6 +103,8 @@ class HttpServer(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             cutting.cancel()
+            if self._watching is not None:
+                self._watching.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, field
 
 from moeless.errors import ConfigError
+from moeless.server.keys import ApiKey, KeyRing
+from moeless.server.limits import KeyLimits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,6 +14,16 @@ class ServerSettings:
 
     Args:
         api_keys: Keys of which one must come as ``Authorization: Bearer KEY``; empty = open.
+        key_limits: What each key may use that has no limits of its own; without keys, what all
+            clients together may use.
+        local_names_only: Refuse requests that were sent to another name than localhost or an
+            address: a web page can give its own name our address, and read the answers.
+        max_connections: Open connections; when there are more, those that wait longest for their
+            clients are closed.
+        max_headers: Header fields of one request.
+        max_head_bytes: Bytes of one request's headers.
+        head_timeout_s: How long a client may take from connecting, or from its last answer, to
+            the end of its request's headers.
         max_body_bytes: Longest request body.
         body_timeout_s: How long a client may take to send its body.
         request_timeout_s: How long one request may take in all.
@@ -27,10 +39,16 @@ class ServerSettings:
             is a run of 128 blanks, so no prompt that fits is refused.
 
     Raises:
-        ConfigError: A limit that is not positive, or an empty key.
+        ConfigError: A limit that is not positive, or two keys that are the same.
     """
 
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    api_keys: tuple[ApiKey, ...] = field(default=(), repr=False)
+    key_limits: KeyLimits = field(default_factory=KeyLimits)
+    local_names_only: bool = False
+    max_connections: int = 2048
+    max_headers: int = 100
+    max_head_bytes: int = 16 * 1024
+    head_timeout_s: float = 10.0
     max_body_bytes: int = 4 * 1024 * 1024
     body_timeout_s: float = 30.0
     request_timeout_s: float = 600.0
@@ -44,9 +62,12 @@ class ServerSettings:
     max_chars_per_token: int = 128
 
     def __post_init__(self) -> None:
-        if any(not key.strip() for key in self.api_keys):
-            raise ConfigError("an API key is empty: give at least one character, or no key")
+        KeyRing(self.api_keys)
         for name in (
+            "max_connections",
+            "max_headers",
+            "max_head_bytes",
+            "head_timeout_s",
             "max_body_bytes",
             "body_timeout_s",
             "request_timeout_s",

@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from moeless.core.generation import TextEngine
-from moeless.errors import EngineError, FunctionError, QueueFullError, RequestError
+from moeless.errors import (
+    EngineError,
+    FunctionError,
+    QueueFullError,
+    RequestError,
+    UnavailableError,
+)
 
 PATIENCE_S = 20.0
 POISON = 313
@@ -100,6 +106,18 @@ def test_an_error_of_our_own_is_passed_on_in_one_line(granite, start_engine, mak
     engine = start_engine(granite)
     ending = last(engine.submit(make_request([5, 6], max_tokens=3)))
     assert ending.error == "no device is left for layer 3"
+
+
+@pytest.mark.parametrize(
+    ("error", "unavailable"), [(UnavailableError("no device is left"), True), (KeyError(), False)]
+)
+def test_an_error_says_whether_it_may_help_to_try_again(
+    granite, start_engine, make_request, error, unavailable
+):
+    saboteur = Saboteur(granite)
+    saboteur.error = error
+    engine = start_engine(granite)
+    assert last(engine.submit(make_request([5, 6]))).unavailable is unavailable
 
 
 def test_a_broken_model_makes_the_engine_unhealthy_until_a_try_succeeds(

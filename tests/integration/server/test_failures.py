@@ -36,28 +36,44 @@ def test_an_engine_that_is_down_is_a_503(chat, client, engine, stream):
     assert client.get("/health").status_code == 503
 
 
-FAILURES = [None, EngineError("a device is lost"), UnavailableError("a device is lost")]
+GONE = UnavailableError("a device is lost")
+FAILURES = [
+    ({"fail_with": None}, 500, "server_error"),
+    ({"fail_with": EngineError("a device is lost")}, 500, "server_error"),
+    ({"fail_with": None, "fails_unavailable": True}, 503, "service_unavailable"),
+    ({"fail_with": GONE}, 503, "service_unavailable"),
+]
 
 
-@pytest.mark.parametrize("failure", FAILURES)
-def test_an_engine_that_fails_on_the_way_is_a_500(chat, engine, failure):
-    engine.fail_after, engine.fail_with = 3, failure
+def break_engine(engine, failure):
+    engine.fail_after = 3
+    for name, value in failure.items():
+        setattr(engine, name, value)
+
+
+@pytest.mark.parametrize(("failure", "status", "kind"), FAILURES)
+def test_an_engine_that_fails_on_the_way_is_a_500_or_if_it_may_return_a_503(
+    chat, engine, failure, status, kind
+):
+    break_engine(engine, failure)
     response = chat(n=2)
-    assert response.status_code == 500
+    assert response.status_code == status
+    assert response.json()["error"]["type"] == kind
     assert "a device is lost" in response.json()["error"]["message"]
+    assert (int(response.headers.get("retry-after", 0)) > 0) == (status == 503)
     engine.reset()
     assert chat().status_code == 200
 
 
-@pytest.mark.parametrize("failure", FAILURES)
-def test_a_stream_that_fails_says_so_and_is_closed(chat, engine, failure):
-    engine.fail_after, engine.fail_with = 3, failure
+@pytest.mark.parametrize(("failure", "status", "kind"), FAILURES)
+def test_a_stream_that_fails_says_so_and_is_closed(chat, engine, failure, status, kind):
+    break_engine(engine, failure)
     response = chat(stream=True, temperature=0, stream_options={"include_usage": True})
     assert response.status_code == 200
     *chunks, last = parse_events(response.text)
     assert texts_by_index(chunks) == {0: engine.answer_to(engine.submitted[0])[0][:3]}
     assert "a device is lost" in last["error"]["message"]
-    assert last["error"]["type"] == "server_error"
+    assert last["error"]["type"] == kind
 
 
 @pytest.mark.parametrize("stream", [False, True])

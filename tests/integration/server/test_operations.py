@@ -88,7 +88,7 @@ def test_the_description_holds_the_bodies_that_are_really_checked(client):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"max_n": 0}, {"api_keys": (" ",)}, {"drain_s": -1}, {"max_logprobs": -1}]
+    "fields", [{"max_n": 0}, {"head_timeout_s": 0}, {"drain_s": -1}, {"max_logprobs": -1}]
 )
 def test_settings_that_make_no_sense_are_refused(fields):
     with pytest.raises(ConfigError):

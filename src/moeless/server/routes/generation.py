@@ -14,6 +14,7 @@ from moeless.server.errors import unavailable
 from moeless.server.formats.base import AnswerFormat
 from moeless.server.formats.chat import ChatFormat
 from moeless.server.formats.completions import CompletionFormat
+from moeless.server.gate import account_of
 from moeless.server.generation import Generation
 from moeless.server.openapi import body_of, generation_responses
 from moeless.server.plan import GenerationPlan
@@ -101,6 +102,7 @@ def _respond(
         state.engine,
         plan,
         metrics=state.metrics,
+        account=account_of(request.scope),
         path=request.url.path,
         arrived_s=request.scope[ARRIVED_S],
     )

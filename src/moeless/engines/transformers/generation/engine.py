@@ -256,7 +256,9 @@ class TransformersTextEngine:
         if self._health.healthy:
             worked = self._loop.step()
             if not self._health.healthy:
-                self._start_anew(f"the engine is unhealthy: {self._health.reason}")
+                self._start_anew(
+                    f"the engine is unhealthy: {self._health.reason}", unavailable=True
+                )
             self._tell_queue()
             if not worked:
                 self._sleep(None)
@@ -279,7 +281,7 @@ class TransformersTextEngine:
             if not (self._arrived or self._cancelled or self._closing):
                 self._changed.wait(seconds)
 
-    def _start_anew(self, error: str) -> None:
+    def _start_anew(self, error: str, *, unavailable: bool = False) -> None:
         """End every request with an error and begin with an empty batch."""
         with self._changed:
             sequences = list(self._live.values())
@@ -287,10 +289,18 @@ class TransformersTextEngine:
             self._cancelled.clear()
             self._loop = self._make_loop()
         for sequence in sequences:
-            self._end(sequence, "error", error)
+            self._end(sequence, "error", error, unavailable=unavailable)
 
-    def _end(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> bool:
-        (taken,) = deliver([(sequence.stream, sequence.ending(reason, error))])
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        error: str | None = None,
+        *,
+        unavailable: bool = False,
+    ) -> bool:
+        event = sequence.ending(reason, error, unavailable=unavailable)
+        (taken,) = deliver([(sequence.stream, event)])
         if taken:
             self._forget(sequence, reason)
         return taken

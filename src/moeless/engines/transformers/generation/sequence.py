@@ -62,12 +62,15 @@ class Sequence:
             completion_tokens=self.completion_tokens,
         )
 
-    def ending(self, reason: FinishReason, error: str | None = None) -> TokenEvent:
+    def ending(
+        self, reason: FinishReason, error: str | None = None, *, unavailable: bool = False
+    ) -> TokenEvent:
         """The last event of a request that ends without another token."""
         return TokenEvent(
             request_id=self.request.request_id,
             finish_reason=reason,
             error=error,
+            unavailable=unavailable,
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
         )

@@ -25,7 +25,7 @@ from moeless.engines.transformers.generation.scheduler import PrefillPiece, Pref
 from moeless.engines.transformers.generation.sequence import Sequence
 from moeless.engines.transformers.generation.streams import deliver
 from moeless.engines.transformers.generation.text_codec import TextCodec
-from moeless.errors import EngineError, MoelessError
+from moeless.errors import EngineError, MoelessError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,12 @@ def describe_failure(error: Exception) -> str:
     if isinstance(error, MoelessError) and str(error):
         return str(error).splitlines()[0]
     return f"the model failed on this request ({type(error).__name__})"
+
+
+def _failed(sequence: Sequence, error: Exception) -> TokenEvent:
+    """The last event of a request that ends with ``error``."""
+    unavailable = isinstance(error, UnavailableError)
+    return sequence.ending("error", describe_failure(error), unavailable=unavailable)
 
 
 def _require_all_finite(best: list[tuple[float, int]]) -> None:
@@ -135,10 +141,10 @@ class StepLoop:
         else:
             self._health.record_success()
 
-    def fail(self, sequence: Sequence, error: str, *, scrub: bool = False) -> None:
+    def fail(self, sequence: Sequence, error: Exception, *, scrub: bool = False) -> None:
         """End a sequence with an error, wherever it is."""
         self.drop(sequence, scrub=scrub)
-        self._deliver([(sequence, sequence.ending("error", error))])
+        self._deliver([(sequence, _failed(sequence, error))])
 
     def _prefill(self, piece: PrefillPiece[Sequence]) -> None:
         sequence = piece.sequence
@@ -155,7 +161,7 @@ class StepLoop:
         except Exception as error:
             logger.exception("prefill failed")
             self._health.record_failure(describe_failure(error), self._clock())
-            self.fail(sequence, describe_failure(error))
+            self.fail(sequence, error)
             return
         self._step_finished("prefill", piece.stop - piece.start, started_s)
         if piece.is_last:
@@ -196,7 +202,7 @@ class StepLoop:
                 self._batch.append_row(cache, columns)
             except Exception as error:
                 logger.exception("no room for another row")
-                event = sequence.ending("error", describe_failure(error))
+                event = _failed(sequence, error)
         if event.finish_reason is None:
             self.scheduler.start_running(sequence)
         else:
@@ -210,7 +216,7 @@ class StepLoop:
         except Exception as error:
             logger.exception("the cache cannot grow; its longest row makes room")
             longest = max(range(len(rows)), key=self._batch.lengths.__getitem__)
-            self.fail(rows[longest], describe_failure(error))
+            self.fail(rows[longest], error)
             return
         token_ids = [sequence.last_token_id for sequence in rows]
         started_s = self._clock()
@@ -251,12 +257,12 @@ class StepLoop:
         try:
             if failure is not None:
                 self._health.record_failure(describe_failure(failure), self._clock())
-                return sequence.ending("error", describe_failure(failure))
+                return _failed(sequence, failure)
             choice = sequence.sampler.choose(logits, row, best)
             return sequence.accept(choice.token_id, self._name_logprobs(choice))
         except Exception as error:
             logger.exception("a request failed outside the model")
-            return sequence.ending("error", describe_failure(error))
+            return _failed(sequence, error)
 
     def _name_logprobs(self, choice: Choice) -> TokenLogprob | None:
         if choice.logprob is None:
