@@ -276,6 +276,7 @@ def _start_processes(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRunti
         policy=config.policy,
         keep_alive_s=config.keep_alive_s,
         linger_s=config.linger_s,
+        silence_s=config.worker_silence_s,
         events=config.events,
     )
     # Where scores apply to the input each token has K rows of its own.

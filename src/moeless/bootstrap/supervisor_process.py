@@ -40,6 +40,7 @@ class SupervisorProcess:
         policy: How loads become replicas.
         keep_alive_s: How long an idle instance stays warm.
         linger_s: How long it outlives this process when that ends without ``close``.
+        silence_s: How long a worker may show no sign of life before it is replaced.
         events: File to append events to, or None.
     """
 
@@ -50,6 +51,7 @@ class SupervisorProcess:
         policy: PolicyConfig,
         keep_alive_s: float,
         linger_s: float,
+        silence_s: float,
         events: Path | None = None,
     ) -> None:
         self._directory = _private_directory()
@@ -59,6 +61,7 @@ class SupervisorProcess:
             workers=workers,
             keep_alive_s=keep_alive_s,
             linger_s=linger_s,
+            silence_s=silence_s,
             record=events is not None,
         )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

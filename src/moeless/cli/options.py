@@ -94,6 +94,14 @@ def experts_options(command: _Command) -> _Command:
             help="Microseconds to look for messages before sleeping; default: by core count.",
         ),
         click.option(
+            "--worker-timeout",
+            type=click.FloatRange(min=1),
+            default=10.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="Replace a worker that shows no sign of life for so long.",
+        ),
+        click.option(
             "--events",
             type=click.Path(dir_okay=False, path_type=Path),
             metavar="FILE",
@@ -165,6 +173,7 @@ def experts_config(options: dict[str, Any]) -> ExpertsConfig:
         keep_alive_s=options.pop("keep_alive"),
         worker_threads=options.pop("worker_threads"),
         spin_us=options.pop("spin_us"),
+        worker_silence_s=options.pop("worker_timeout"),
         events=options.pop("events"),
     )
 

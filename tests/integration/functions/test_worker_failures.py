@@ -96,3 +96,17 @@ def test_with_all_workers_killed_at_once_tokens_wait_for_their_successors(
     wait_until(lambda: served.client.board.device_up_D.all())
     assert all(count == 1 for count in served.client.report()["worker_restarts"])
     served.close()
+
+
+def test_a_worker_that_hangs_while_nobody_asks_it_is_replaced_too(
+    serve, reference, tokens_of, wait_until
+):
+    directory, expected = reference
+    served = serve(directory, worker_silence_s=1.0)
+    victim = served.worker_pids()[1]
+    os.kill(victim, signal.SIGSTOP)
+    wait_until(lambda: served.client.report()["worker_restarts"] == [0, 1])
+    wait_until(lambda: served.client.board.device_up_D[1])
+    assert served.worker_pids()[1] != victim
+    assert tokens_of(served.model) == expected
+    served.close()

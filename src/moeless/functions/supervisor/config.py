@@ -34,6 +34,9 @@ class SupervisorConfig:
             engine can attach to warm workers.
         restart_backoff_s: Wait before the first restart of a worker; doubles up to 30 s.
         start_timeout_s: How long a worker may take to report ready.
+        silence_s: How long a worker may show no sign of life before it is replaced.
+        order_timeout_s: How long a worker may take for one order, a load for example, before it is
+            replaced.
         record: Whether to record decisions exactly: each is then made for a position of the engine
             that is looked at once, before it, and reported with it.
     """
@@ -44,4 +47,6 @@ class SupervisorConfig:
     linger_s: float = 10.0
     restart_backoff_s: float = 0.2
     start_timeout_s: float = 120.0
+    silence_s: float = 10.0
+    order_timeout_s: float = 60.0
     record: bool = False

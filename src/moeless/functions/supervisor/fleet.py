@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 _STEADY_S = 30.0
 """A worker that lived this long is no failure in a row: the shortest wait follows."""
 _LONGEST_WAIT_S = 30.0
+_PAUSE_S = 2.0
+"""More time between two looks at the workers means that the supervisor itself stood still."""
 
 
 class FleetOwner(Protocol):
@@ -73,6 +75,7 @@ class Fleet:
         self._restarts = [0] * len(config.workers)
         self._failures = [0] * len(config.workers)
         self._started_s = [0.0] * len(config.workers)
+        self._last_tick_s = self._awake_s = clock.now_s()
         self._handlers: dict[str, Callable[[WorkerProcess, Message], None]] = {
             "ready": self._ready,
             "model": owner.worker_knows_model,
@@ -114,10 +117,27 @@ class Fleet:
             if now_s >= at_s:
                 del self._restart_at_s[device]
                 self._start(device)
+        if now_s - self._last_tick_s > _PAUSE_S:
+            self._awake_s = now_s  # we were stopped, and workers perhaps with us
+        self._last_tick_s = now_s
         for worker in self:
-            late = now_s - self._started_s[worker.device] > self._config.start_timeout_s
-            if not worker.ready and late:
-                self.lose(worker, f"did not start within {self._config.start_timeout_s:g} s")
+            reason = self._find_fault(worker, now_s)
+            if reason is not None:
+                self.lose(worker, reason)
+
+    def _find_fault(self, worker: WorkerProcess, now_s: float) -> str | None:
+        """Why a worker has to be replaced, if it has."""
+        config = self._config
+        started_s = self._started_s[worker.device]
+        if not worker.ready:
+            late = now_s - started_s > config.start_timeout_s
+            return f"did not start within {config.start_timeout_s:g} s" if late else None
+        if now_s - max(worker.pulse.last_s(), self._awake_s) > config.silence_s:
+            return f"no sign of life for {config.silence_s:g} s"
+        stirred_s = max(worker.stirred_s, self._awake_s)
+        if worker.open_orders and now_s - stirred_s > config.order_timeout_s:
+            return f"did not carry out an order within {config.order_timeout_s:g} s"
+        return None
 
     def lose_device(self, device: int, reason: str) -> None:
         """Give up the worker of a device, if it has one."""
@@ -174,6 +194,8 @@ class Fleet:
         message, fds = received
         close_all(fds)
         worker.peak_bytes = max(worker.peak_bytes, int(message.get("resident_bytes", 0)))
+        if message["op"] != "ready":
+            worker.note_answer()
         self._handlers[message["op"]](worker, message)
 
     def _ready(self, worker: WorkerProcess, _message: Message) -> None:

@@ -1,17 +1,24 @@
 """One worker process as the supervisor sees it: start, orders, end. A ``HostPort``."""
 
 import contextlib
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
 from moeless.core.model import FunctionId
 from moeless.functions.messages import Message, send
+from moeless.functions.pulse import Pulse, create_region
 from moeless.functions.supervisor.config import WorkerConfig
 
+_log = logging.getLogger(__name__)
+_ANSWERED = frozenset({"model", "load", "evict", "attach"})
+"""Orders that a worker answers, in the order in which it got them."""
+_KILL_TIMEOUT_S = 2.0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -29,6 +36,8 @@ class WorkerProcess:
         self.generation = generation
         self.ready = False
         self.peak_bytes = 0  # the most its instances have held, by its own count
+        self.open_orders = 0
+        self.stirred_s = 0.0  # when it last answered an order, or got one while it had none
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connection = ours
         environment = dict(os.environ)
@@ -38,19 +47,32 @@ class WorkerProcess:
         command += ["--socket-fd", str(theirs.fileno()), "--device", config.torch_device]
         command += ["--threads", str(config.threads), "--spin-us", str(config.spin_us)]
         command += ["--cores", ",".join(map(str, config.cores))]
+        pulse_fd = create_region()
+        command += ["--pulse-fd", str(pulse_fd)]
         self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             command,
             env=environment,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), pulse_fd],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
         theirs.close()
+        self.pulse = Pulse(pulse_fd)
+        os.close(pulse_fd)
 
     def order(self, message: Message, *, fds: Sequence[int] = ()) -> None:
         """Send an order; a worker that is gone is noticed elsewhere, by its closed connection."""
+        if message["op"] in _ANSWERED:
+            if not self.open_orders:
+                self.stirred_s = time.monotonic()
+            self.open_orders += 1
         with contextlib.suppress(OSError):
             send(self.connection, message, fds=fds)
+
+    def note_answer(self) -> None:
+        """An order has been answered."""
+        self.open_orders -= 1
+        self.stirred_s = time.monotonic()
 
     def load(self, function: FunctionId) -> None:
         """Begin to load."""
@@ -61,9 +83,17 @@ class WorkerProcess:
         self.order({"op": "evict", "function": function, "reason": reason})
 
     def kill(self) -> None:
-        """End it now; nothing it holds needs saving."""
+        """End it now; nothing it holds needs saving.
+
+        A process that hangs in the kernel (a disk that does not answer) ends only when the kernel
+        lets it go, but runs nothing of its own any more: it is not waited for.
+        """
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        try:
+            self.process.wait(timeout=_KILL_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            _log.warning("worker %d does not end although killed", self.process.pid)
+        self.pulse.close()
         with contextlib.suppress(OSError):
             self.connection.close()

@@ -6,6 +6,8 @@ import os
 import signal
 import socket
 
+from moeless.functions.pulse import start_beating
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -16,6 +18,7 @@ def main() -> None:
     parser.add_argument("--device", required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--spin-us", type=int, default=0)
+    parser.add_argument("--pulse-fd", type=int, help="shared memory to show that it lives in")
     parser.add_argument("--cores", default="", help="comma-separated cores to stay on")
     arguments = parser.parse_args()
     # The supervisor decides when workers end; a terminal's Ctrl-C must not tear them away from
@@ -26,6 +29,10 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if arguments.cores:
         os.sched_setaffinity(0, {int(core) for core in arguments.cores.split(",")})
+
+    if arguments.pulse_fd is not None:
+        start_beating(arguments.pulse_fd)
+        os.close(arguments.pulse_fd)
 
     import torch  # after the thread settings and the affinity are in place
 

@@ -1,0 +1,36 @@
+"""What a worker's pulse says about it."""
+
+import os
+import time
+
+import pytest
+
+from moeless.functions.pulse import Pulse, create_region, start_beating
+
+
+@pytest.fixture
+def region():
+    fd = create_region()
+    yield fd
+    os.close(fd)
+
+
+def test_nothing_has_been_heard_of_a_worker_that_never_started(region):
+    assert Pulse(region).last_s() == 0
+
+
+def test_a_beat_is_seen_through_another_view_at_the_time_when_it_was_made(region):
+    ours, theirs = Pulse(region), Pulse(region)
+    before_s = time.monotonic()
+    theirs.beat()
+    assert before_s <= ours.last_s() <= time.monotonic()
+
+
+def test_a_pulse_goes_on_beating_by_itself(region):
+    watched = Pulse(region)
+    start_beating(region)
+    first_s = watched.last_s()
+    deadline_s = time.monotonic() + 30
+    while watched.last_s() == first_s:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
