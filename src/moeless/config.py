@@ -41,9 +41,11 @@ class PolicyConfig:
 
     Args:
         policy: A planner by name, for example ``moeless``, ``paper`` or ``static``.
-        predictor: ``gate`` looks ahead with copies of the model's gates; ``previous`` and
-            ``ewma`` expect what was.
-        distance: d, layers that the gate predictor looks ahead.
+        predictor: ``gate`` looks ahead with copies of the model's gates, a directory that
+            ``moeless predictor train`` wrote with those, ``auto`` with copies that are re-fitted
+            to live traffic; ``previous`` and ``ewma`` expect what was; ``off`` is ``previous``.
+        distance: d, layers that are looked ahead; None takes what a trained predictor was
+            trained for, and 1 for others.
         memory_factor: Replicas that a layer may have, in multiples of its experts. ``auto`` lets
             ``moeless`` take as few as keep the time within 2% of the best, and others 2.0.
         cv_threshold: Coefficient of variation below which replicas count as balanced.
@@ -60,7 +62,7 @@ class PolicyConfig:
 
     policy: str = "moeless"
     predictor: str = "gate"
-    distance: int = 1
+    distance: int | None = None
     memory_factor: MemoryFactor = "auto"
     cv_threshold: float = 0.2
     splitter: str | None = None
@@ -68,7 +70,7 @@ class PolicyConfig:
     cost_model: str | None = None
 
     def __post_init__(self) -> None:
-        if self.distance < 1:
+        if self.distance is not None and self.distance < 1:
             raise ConfigError(f"distance is {self.distance}; use 1 or more layers")
         factor = self.memory_factor
         if factor != "auto" and not (math.isfinite(factor) and factor >= 1):

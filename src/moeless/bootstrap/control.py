@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moeless.bootstrap.policies import PolicyOptions, build_policy_set
+from moeless.bootstrap.predictor_choice import choose_predictor
 from moeless.config import PolicyConfig
 from moeless.control.controller import Controller, ControllerConfig
 from moeless.control.search import InlineSearcher, ThreadSearcher
@@ -15,17 +16,13 @@ from moeless.core.ports import Clock, EventSink
 from moeless.costs.gpu_cost import gpu_cost
 from moeless.costs.presets import device_preset
 from moeless.costs.time_models import build_time_model
-from moeless.errors import ConfigError
 from moeless.functions.load_intake import LoadConsumer
 from moeless.functions.load_report import LoadReport
 from moeless.functions.model_placement import ModelPlacement
-from moeless.policies.predictors import PREDICTORS
 from moeless.telemetry.fanout import FanoutSink
 from moeless.telemetry.jsonl import JsonlSink
 from moeless.telemetry.log import FailureLog
 
-_NO_HISTORY = ("window",)
-"""Predictors that ``--predictor`` does not offer: policies that need them bring them along."""
 _ANY_COST = LayerCost(token_s=1.0)
 """Where nothing is decided yet, only looked up."""
 _ANY_EXPERT = ExpertShape(hidden=1, intermediate=1)
@@ -64,7 +61,7 @@ def serving_cost(
 
 
 def build_policies(config: PolicyConfig, *, cost: LayerCost, clock: Clock) -> PolicySet:
-    """The policies that the configuration names; ``gate`` uses ``previous`` where it cannot see.
+    """The policies that the configuration names.
 
     Args:
         config: Names and numbers.
@@ -74,10 +71,6 @@ def build_policies(config: PolicyConfig, *, cost: LayerCost, clock: Clock) -> Po
     Raises:
         ConfigError: No planner or predictor has that name, or a number is out of range.
     """
-    offered = [name for name in PREDICTORS.names() if name not in _NO_HISTORY]
-    if config.predictor != "gate" and config.predictor not in offered:
-        known = ", ".join(("gate", *offered))
-        raise ConfigError(f"unknown predictor {config.predictor!r}; known are: {known}")
     return build_policy_set(
         config.policy,
         cost=cost,
@@ -85,20 +78,19 @@ def build_policies(config: PolicyConfig, *, cost: LayerCost, clock: Clock) -> Po
             memory_factor=config.memory_factor, cv_threshold=config.cv_threshold
         ),
         clock=clock,
-        history="previous" if config.predictor == "gate" else config.predictor,
+        history=choose_predictor(config.predictor).history,
         splitter=config.splitter,
     )
 
 
-def lookahead(config: PolicyConfig) -> int:
-    """D of the engine's forecasts; 0 where loads are not forecast, or nobody heeds forecasts.
+def heeds_forecasts(config: PolicyConfig) -> bool:
+    """Whether the policy plans from what is forecast.
 
     Raises:
         ConfigError: No planner or predictor has that name.
     """
     policies = build_policies(config, cost=_ANY_COST, clock=SystemClock())
-    heeded = policies.adaptive and policies.uses_forecasts and policies.replan_every_s is None
-    return config.distance if config.predictor == "gate" and heeded else 0
+    return policies.adaptive and policies.uses_forecasts and policies.replan_every_s is None
 
 
 def build_controller(

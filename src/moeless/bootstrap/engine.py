@@ -100,7 +100,7 @@ def start_engine(
     Args:
         config: The engine.
         experts: The experts.
-        progress: Told what happens.
+        progress: Told what happens, and later when a predictor is replaced.
 
     Raises:
         MoelessError: Something is wrong with the model, the options or the machine.
@@ -121,7 +121,7 @@ def start_engine(
     if loaded.tokenizer is None:
         raise ModelError(f"{directory} has no tokenizer; add tokenizer.json and its configuration")
     progress("starting expert workers")
-    runtime = start_experts(loaded, experts)
+    runtime = start_experts(loaded, experts, tell=progress)
     try:
         engine = TransformersTextEngine(
             loaded.model,

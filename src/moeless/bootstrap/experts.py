@@ -1,6 +1,7 @@
 """Wires the experts of a loaded model: platform, invoker, dispatcher."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,9 @@ from moeless.bootstrap.control import (
     build_policies,
     build_sink,
     check_policy_config,
-    lookahead,
     serving_cost,
 )
+from moeless.bootstrap.look_ahead import LookAhead, build_look_ahead, check_predictor
 from moeless.bootstrap.policies import PolicyOptions
 from moeless.bootstrap.supervisor_process import SupervisorProcess
 from moeless.config import ExpertsConfig
@@ -22,13 +23,12 @@ from moeless.core.clock import SystemClock
 from moeless.core.model import ModelSpec
 from moeless.core.policy_set import PolicySet
 from moeless.core.ports import Clock
-from moeless.engines.transformers.gate_access import find_gates
 from moeless.engines.transformers.loader import LoadedModel, attach_runtime
 from moeless.errors import BudgetError, ConfigError
 from moeless.functions.billing import GB
 from moeless.functions.channel import ChannelShape
 from moeless.functions.client import PlatformClient
-from moeless.functions.dispatch import ExpectedLoad, ExpertDispatcher, Forecast, Invoker
+from moeless.functions.dispatch import ExpertDispatcher, Invoker
 from moeless.functions.host import ExpertHost, function_bytes
 from moeless.functions.invokers.inline import InlineInvoker
 from moeless.functions.invokers.process import ProcessInvoker
@@ -38,7 +38,6 @@ from moeless.functions.store import ExpertStore
 from moeless.functions.supervisor.attachment import MAX_DEVICES
 from moeless.functions.supervisor.client import SupervisorClient
 from moeless.functions.supervisor.config import WorkerConfig
-from moeless.learned.gate_predictor import GatePredictor
 from moeless.policies.keep_alive import KEEP_ALIVES
 from moeless.telemetry.jsonl import JsonlSink
 from moeless.telemetry.snapshot import GbSeconds, RuntimeSnapshot, Timing
@@ -54,6 +53,7 @@ class ExpertsRuntime:
         client: The platform.
         dispatcher: The token path.
         invoker: How instances are reached.
+        look_ahead: How their loads are expected.
         supervisor: The process we started, with the ``process`` invoker.
     """
 
@@ -62,6 +62,7 @@ class ExpertsRuntime:
     client: PlatformClient
     dispatcher: ExpertDispatcher
     invoker: Invoker
+    look_ahead: LookAhead
     supervisor: SupervisorProcess | None
 
     def snapshot(self) -> RuntimeSnapshot:
@@ -97,6 +98,7 @@ class ExpertsRuntime:
             layer_forward_s=Timing.of(stats.layer_s),
             forecast_s=Timing.of(stats.forecast_s),
             prediction_accuracy_L=stats.accuracy_L,
+            predictor=self.look_ahead.state(),
             instances_D={k: tuple(v) for k, v in report["instances_D"].items()},
             resident_bytes_D=tuple(report["resident_bytes_D"]),
             budget_bytes_D=tuple(report["budget_bytes_D"]),
@@ -111,18 +113,25 @@ class ExpertsRuntime:
 
     def close(self) -> None:
         """Stop everything that was started."""
+        self.look_ahead.close()
         self.client.close()
         self.invoker.close()
         if self.supervisor is not None:
             self.supervisor.close()
 
 
-def start_experts(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRuntime:
+def start_experts(
+    loaded: LoadedModel,
+    config: ExpertsConfig,
+    *,
+    tell: Callable[[str], None] = lambda _: None,
+) -> ExpertsRuntime:
     """Start the experts of a model and attach them to it.
 
     Args:
         loaded: A model without experts.
         config: How they run.
+        tell: Told in a line when something changes that an operator may want to know.
 
     Returns:
         The runtime; close it at the end.
@@ -136,8 +145,13 @@ def start_experts(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRuntime:
     check_experts_config(config)
     with ExpertStore(loaded.directory, loaded.layout, loaded.spec) as store:
         store.validate()
+    look_ahead = build_look_ahead(loaded, config, tell=tell)
     start = _start_processes if config.invoker == "process" else _start_inline
-    runtime = start(loaded, config)
+    try:
+        runtime = start(loaded, config, look_ahead)
+    except BaseException:
+        look_ahead.close()
+        raise
     attach_runtime(loaded, runtime.dispatcher)
     return runtime
 
@@ -146,10 +160,12 @@ def check_experts_config(config: ExpertsConfig) -> None:
     """Refuse what cannot work before anything is loaded or started.
 
     Raises:
-        ConfigError: A policy or a device that does not exist, too many devices, or a file for
-            events that cannot be written.
+        ConfigError: A policy or a device that does not exist, a predictor that cannot serve, too
+            many devices, or a file for events that cannot be written.
+        CheckpointError: A damaged predictor.
     """
     check_policy_config(config.policy)
+    check_predictor(config.policy)
     if config.events is not None:
         JsonlSink(config.events).close()
     if len(config.devices) > MAX_DEVICES:
@@ -198,33 +214,26 @@ def _policies(spec: ModelSpec, config: ExpertsConfig, clock: Clock) -> PolicySet
     return build_policies(config.policy, cost=cost, clock=clock)
 
 
-def _forecast(loaded: LoadedModel, distance: int) -> Forecast | None:
-    if not 0 < distance < loaded.spec.num_layers:
-        return None
-    predictor = GatePredictor(find_gates(loaded.model, loaded.spec.layer_ids), distance)
-
-    def forecast(layer: int, x_TH: torch.Tensor) -> ExpectedLoad | None:
-        load_E = predictor.predict(layer, x_TH)
-        return None if load_E is None else ExpectedLoad(load_E)
-
-    return forecast
-
-
 def _dispatcher(
-    loaded: LoadedModel, config: ExpertsConfig, client: PlatformClient, invoker: Invoker
+    loaded: LoadedModel,
+    config: ExpertsConfig,
+    look_ahead: LookAhead,
+    client: PlatformClient,
+    invoker: Invoker,
 ) -> ExpertDispatcher:
-    distance = lookahead(config.policy)
     return ExpertDispatcher(
         loaded.spec,
         client=client,
         invoker=invoker,
         splitter=_policies(loaded.spec, config, SystemClock()).splitter,
-        forecast=_forecast(loaded, distance),
-        lookahead=distance,
+        forecast=look_ahead.forecast,
+        lookahead=look_ahead.distance,
     )
 
 
-def _start_inline(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRuntime:
+def _start_inline(
+    loaded: LoadedModel, config: ExpertsConfig, look_ahead: LookAhead
+) -> ExpertsRuntime:
     spec = loaded.spec
     budgets = device_budgets(spec, config)
     hosts = [ExpertHost(device.torch_name) for device in config.devices]
@@ -239,7 +248,7 @@ def _start_inline(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRuntime:
             config.policy,
             model,
             torch_devices=[device.torch_name for device in config.devices],
-            lookahead=lookahead(config.policy),
+            lookahead=look_ahead.distance,
             clock=clock,
             sink=sink,
             record=config.events is not None,
@@ -260,13 +269,16 @@ def _start_inline(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRuntime:
         spec=spec,
         config=config,
         client=client,
-        dispatcher=_dispatcher(loaded, config, client, invoker),
+        dispatcher=_dispatcher(loaded, config, look_ahead, client, invoker),
         invoker=invoker,
+        look_ahead=look_ahead,
         supervisor=None,
     )
 
 
-def _start_processes(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRuntime:
+def _start_processes(
+    loaded: LoadedModel, config: ExpertsConfig, look_ahead: LookAhead
+) -> ExpertsRuntime:
     spec = loaded.spec
     budgets = device_budgets(spec, config)
     spin_us = _spin_us(config)
@@ -295,7 +307,7 @@ def _start_processes(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRunti
             layout=loaded.layout,
             directory=loaded.directory,
             shape=shape,
-            lookahead=lookahead(config.policy),
+            lookahead=look_ahead.distance,
         )
         invoker = ProcessInvoker(
             client,
@@ -304,7 +316,7 @@ def _start_processes(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRunti
             deadline_s=config.invocation_timeout_s,
             cores=[worker.cores for worker in workers],
         )
-        dispatcher = _dispatcher(loaded, config, client, invoker)
+        dispatcher = _dispatcher(loaded, config, look_ahead, client, invoker)
     except BaseException:
         supervisor.close()
         raise
@@ -314,6 +326,7 @@ def _start_processes(loaded: LoadedModel, config: ExpertsConfig) -> ExpertsRunti
         client=client,
         dispatcher=dispatcher,
         invoker=invoker,
+        look_ahead=look_ahead,
         supervisor=supervisor,
     )
 

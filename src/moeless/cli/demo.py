@@ -41,9 +41,16 @@ class _Answer:
 @click.option("--max-tokens", type=click.IntRange(min=1), default=48, show_default=True)
 @click.option("--policy", default="moeless", show_default=True, help="How replicas are chosen.")
 @click.option(
+    "--predictor",
+    default="gate",
+    show_default=True,
+    metavar="NAME|DIR",
+    help="How loads are expected, as moeless serve takes it.",
+)
+@click.option(
     "--model", default="demo", show_default=True, help='A directory, a hub id, or "demo".'
 )
-def demo(prompts: int, max_tokens: int, policy: str, model: str) -> None:
+def demo(prompts: int, max_tokens: int, policy: str, predictor: str, model: str) -> None:
     """Serve the demo model with two workers, ask it real questions, show what the experts did.
 
     Everything that is started is stopped again.
@@ -58,6 +65,8 @@ def demo(prompts: int, max_tokens: int, policy: str, model: str) -> None:
         console = Console(width=_WIDTH)  # a table that is cut off tells nothing
     command = [sys.executable, "-m", "moeless", "serve", model, "--port", "0"]
     command += ["--devices", "cpu:2", "--policy", policy, "--max-batch-size", "32"]
+    if predictor != "gate":
+        command += ["--predictor", predictor]
     console.print(f"[dim]$ moeless {' '.join(command[3:])}[/dim]", highlight=False)
     if model == "demo":
         _build_model(console)

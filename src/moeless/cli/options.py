@@ -32,14 +32,15 @@ def experts_options(command: _Command) -> _Command:
             "--predictor",
             default="gate",
             show_default=True,
-            help="How loads are expected: gate (copied gates look ahead), previous, ewma.",
+            metavar="NAME|DIR",
+            help="How loads are expected: gate (copied gates look ahead), DIR (trained by moeless "
+            "predictor train), auto (copied gates that learn from live traffic), previous, ewma, "
+            "or off (as previous).",
         ),
         click.option(
             "--distance",
             type=click.IntRange(min=1),
-            default=1,
-            show_default=True,
-            help="Layers that the gate predictor looks ahead.",
+            help="Layers to look ahead; default: those a predictor was trained for, else 1.",
         ),
         click.option(
             "--memory-factor",

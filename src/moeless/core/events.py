@@ -109,6 +109,27 @@ class WorkerStarted(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PredictorSwapped(Event):
+    """A predictor that learns from live traffic was replaced by a better one.
+
+    Args:
+        swaps: Swaps so far.
+        layers: Layers in which the new one differs.
+        fitted_tokens: Live tokens that it was fitted to; old ones count less than one each.
+        judged_tokens: Newer tokens that both were judged by.
+        accuracy_before: Mean load accuracy of the old one on those.
+        accuracy_after: The same of the new one.
+    """
+
+    swaps: int
+    layers: int
+    fitted_tokens: int
+    judged_tokens: int
+    accuracy_before: float
+    accuracy_after: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class SupervisorWoken(Event):
     """The supervisor began to deal with a message, or looked around; only while recording.
 

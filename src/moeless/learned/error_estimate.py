@@ -1,5 +1,7 @@
 """How far a prediction is expected to be off, from how far it was off on held-out tokens."""
 
+import bisect
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,4 +52,10 @@ class ErrorEstimate:
     def _at(self, tokens: int, values: Sequence[float]) -> float:
         # Errors fall with the logarithm of the size over the range measured; beyond it the
         # nearest one is the safe guess for larger batches, and the only one for smaller.
-        return float(np.interp(np.log(max(tokens, 1)), np.log(self.batches), values))
+        # This is on the token path, so without arrays.
+        sizes, place = self.batches, bisect.bisect_right(self.batches, tokens)
+        if place == 0 or place == len(sizes):
+            return float(values[max(0, place - 1)])
+        low, high = sizes[place - 1], sizes[place]
+        part = math.log(tokens / low) / math.log(high / low)
+        return float(values[place - 1] + part * (values[place] - values[place - 1]))

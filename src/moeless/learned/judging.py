@@ -1,6 +1,7 @@
 """Loads of batches from shares of tokens, and how good a layer's shares are."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,7 +13,6 @@ from moeless.learned.batching import UNUSED, Batching, batch_tokens
 from moeless.learned.error_estimate import ERROR_BATCHES, ErrorEstimate
 from moeless.learned.expected_shares import expected_shares, one_hot
 from moeless.learned.load_predictor import finish_load
-from moeless.learned.token_rows import TokenRows
 from moeless.learned.trained_predictor import LayerModel
 
 JUDGED_BATCH = 256
@@ -42,6 +42,25 @@ def sum_batches(share_TE: Tensor, batch_T: NDArray[np.int64]) -> NDArray[np.floa
     return summed
 
 
+class TokenPlaces(Protocol):
+    """Where tokens stand, so that batches can be made of them; ``TokenRows`` says so."""
+
+    @property
+    def conversation(self) -> NDArray[np.int64]:
+        """Conversation of each token [T]."""
+        ...
+
+    @property
+    def position(self) -> NDArray[np.int64]:
+        """Position in its conversation of each token [T]."""
+        ...
+
+    @property
+    def decode(self) -> NDArray[np.int64]:
+        """1 where the token was decoded [T]."""
+        ...
+
+
 class Judge:
     """Says how well shares of the same tokens meet the choices that were made.
 
@@ -52,7 +71,7 @@ class Judge:
     """
 
     def __init__(
-        self, rows: TokenRows, sizes: Sequence[int], batching: Batching = "recorded"
+        self, rows: TokenPlaces, sizes: Sequence[int], batching: Batching = "recorded"
     ) -> None:
         self.sizes = tuple(sizes)
         self._batch_T = {
@@ -102,7 +121,7 @@ class Judge:
         )
 
 
-def judge_of(rows: TokenRows) -> Judge:
+def judge_of(rows: TokenPlaces) -> Judge:
     """The judge by which models are chosen and errors estimated."""
     return Judge(rows, ERROR_BATCHES)
 

@@ -54,6 +54,23 @@ class GbSeconds:
     paper: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class PredictorState:
+    """What expects a model's loads.
+
+    Args:
+        kind: ``gate``, ``trained``, ``auto``, or the predictor that looks back.
+        distance: Layers that it looks ahead; 0 for one that looks back.
+        source: Directory of a trained one.
+        swaps: Times that ``auto`` has put a better one in place.
+    """
+
+    kind: str
+    distance: int
+    source: str | None = None
+    swaps: int = 0
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RuntimeSnapshot:
     """One model at one moment. Counts are since it was loaded.
@@ -85,6 +102,7 @@ class RuntimeSnapshot:
         forecast_s: Time of one look-ahead; up to 256 tokens it is spent on the token path.
         prediction_accuracy_L: Mean load accuracy of the predictions for each layer, float64 [L],
             0 to 1; NaN for a layer without predictions.
+        predictor: What expects the loads.
         instances_D: State to instances in it on each device [D].
         resident_bytes_D: Bytes of experts on each device [D].
         budget_bytes_D: Bytes that experts may take on each device [D].
@@ -116,6 +134,7 @@ class RuntimeSnapshot:
     layer_forward_s: Timing = field(default_factory=Timing)
     forecast_s: Timing = field(default_factory=Timing)
     prediction_accuracy_L: NDArray[np.float64]
+    predictor: PredictorState = PredictorState(kind="previous", distance=0)
     instances_D: Mapping[str, tuple[int, ...]]
     resident_bytes_D: tuple[int, ...]
     budget_bytes_D: tuple[int, ...]
@@ -138,7 +157,8 @@ class RuntimeSnapshot:
 
         Keys are the fields' names without shape suffix (with ``_by_layer`` in place of ``_L``
         where a total has the name), plus ``layers`` and ``experts``; arrays
-        are nested lists in the order of their suffix, NaN is null, timings and GB s are objects.
+        are nested lists in the order of their suffix, NaN is null; timings, GB s and the
+        predictor are objects.
         """
         result: dict[str, Any] = {"layers": self.num_layers, "experts": self.num_experts}
         for item in fields(self):
@@ -152,7 +172,7 @@ class RuntimeSnapshot:
 def _to_json(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return without_nan(value) if value.dtype.kind == "f" else value.tolist()
-    if isinstance(value, Timing | GbSeconds):
+    if isinstance(value, Timing | GbSeconds | PredictorState):
         return dict(vars(value))
     if isinstance(value, Mapping):
         return {key: list(counts) for key, counts in value.items()}

@@ -156,6 +156,7 @@ def serving(
     dtype: str = "auto",
     tight: bool = False,
     max_rows: int = 4096,
+    tell: Callable[[str], None] = lambda _: None,
     **policy: object,
 ) -> Iterator[Served]:
     """Serve a checkpoint with MoEless on CPU devices.
@@ -168,6 +169,7 @@ def serving(
         tight: Whether the devices hold the experts of one layer and no more; else all replicas
             that the policy may ask for have room.
         max_rows: Tokens per invocation.
+        tell: As ``start_experts`` takes it.
         policy: Fields of ``PolicyConfig``.
     """
     loaded = load_engine_model(directory, dtype=dtype)
@@ -183,7 +185,7 @@ def serving(
         worker_threads=1,
         max_rows=max_rows,
     )
-    runtime = start_experts(loaded, config)
+    runtime = start_experts(loaded, config, tell=tell)
     try:
         yield Served(loaded=loaded, runtime=runtime)
     finally:

@@ -1,0 +1,153 @@
+"""Builds what makes a served model's forecasts. Needs torch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from moeless.bootstrap.control import heeds_forecasts
+from moeless.bootstrap.live_predictor import LivePredictor, expect
+from moeless.bootstrap.predictor_choice import choose_predictor
+from moeless.config import ExpertsConfig, PolicyConfig
+from moeless.core.clock import SystemClock
+from moeless.engines.transformers.gate_access import find_gates
+from moeless.engines.transformers.loader import LoadedModel
+from moeless.errors import ConfigError
+from moeless.functions.dispatch import ExpectedLoad, Forecast
+from moeless.learned.gate_predictor import Gate, GatePredictor
+from moeless.learned.load_predictor import LoadPredictor
+from moeless.learned.predictor_file import load_predictor
+from moeless.learned.predictor_manifest import read_predictor_manifest
+from moeless.learned.trained_predictor import TrainedPredictor
+from moeless.telemetry.fanout import FanoutSink
+from moeless.telemetry.jsonl import JsonlSink
+from moeless.telemetry.snapshot import PredictorState
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookAhead:
+    """How the loads of a served model are expected.
+
+    Args:
+        distance: d, layers that are looked ahead; 0 where nothing is forecast.
+        forecast: Called on the token path; None where no layer can be seen ahead.
+        state: What it is at this moment, for metrics.
+        close: Ends what runs in the background.
+    """
+
+    distance: int
+    forecast: Forecast | None
+    state: Callable[[], PredictorState]
+    close: Callable[[], None] = lambda: None
+
+
+def check_predictor(config: PolicyConfig) -> None:
+    """Refuse a predictor that cannot serve, before anything is loaded or started.
+
+    Raises:
+        ConfigError: No such predictor, one of another distance or that reads what serving does
+            not have, or a policy that would not use it.
+        CheckpointError: A directory without a predictor, or with a damaged one.
+    """
+    choice = choose_predictor(config.predictor)
+    if choice.kind not in ("trained", "auto"):
+        return
+    if not heeds_forecasts(config):
+        raise ConfigError(
+            f"policy {config.policy} plans without forecasts, so predictor {config.predictor} "
+            f"would do nothing; use --policy moeless or paper, or leave --predictor out"
+        )
+    if choice.directory is None:
+        return
+    manifest = read_predictor_manifest(choice.directory)
+    if manifest.reads != "gate_input":
+        raise ConfigError(
+            f"predictor {choice.directory} reads what enters a layer, but serving looks ahead "
+            f"from what enters its gate; train one that reads gate inputs"
+        )
+    if config.distance is not None:
+        manifest.require_distance(config.distance, where=choice.directory)
+
+
+def build_look_ahead(
+    loaded: LoadedModel,
+    config: ExpertsConfig,
+    *,
+    tell: Callable[[str], None] = lambda _: None,
+) -> LookAhead:
+    """What makes the forecasts of a model.
+
+    Args:
+        loaded: The model.
+        config: How its experts run; checked by ``check_predictor``.
+        tell: Told in a line when a predictor is replaced while it serves.
+
+    Raises:
+        ConfigError: The predictor is that of another model.
+        CheckpointError: It is damaged.
+    """
+    policy = config.policy
+    choice = choose_predictor(policy.predictor)
+    if not (choice.looks_ahead and heeds_forecasts(policy)):
+        return _unseeing(choice.history, 0)
+    gates = find_gates(loaded.model, loaded.spec.layer_ids)
+    if choice.directory is not None:
+        predictor, _ = load_predictor(
+            choice.directory, gates=gates, model=loaded.spec.model_id, distance=policy.distance
+        )
+        return _steady(choice.name, predictor, _with_errors(predictor), str(choice.directory))
+    distance = policy.distance or 1
+    if distance >= len(gates):  # every layer is among the first d
+        return _unseeing(choice.name, distance)
+    if choice.kind == "auto":
+        return _live(loaded, gates, distance, config.events, tell)
+    copied = GatePredictor(gates, distance)
+    return _steady(choice.name, copied, _without_errors(copied))
+
+
+def _unseeing(kind: str, distance: int) -> LookAhead:
+    state = PredictorState(kind=kind, distance=distance)
+    return LookAhead(distance=distance, forecast=None, state=lambda: state)
+
+
+def _steady(
+    kind: str, predictor: LoadPredictor, forecast: Forecast, source: str | None = None
+) -> LookAhead:
+    state = PredictorState(kind=kind, distance=predictor.distance, source=source)
+    return LookAhead(distance=predictor.distance, forecast=forecast, state=lambda: state)
+
+
+def _live(
+    loaded: LoadedModel,
+    gates: list[Gate],
+    distance: int,
+    events: Path | None,
+    tell: Callable[[str], None],
+) -> LookAhead:
+    sink = FanoutSink() if events is None else JsonlSink(events)
+    live = LivePredictor(
+        gates,
+        distance,
+        model=loaded.spec.model_id,
+        clock=SystemClock(),
+        sink=sink,
+        tell=tell,
+    )
+    live.start()
+    return LookAhead(distance=distance, forecast=live.forecast, state=live.state, close=live.close)
+
+
+def _without_errors(predictor: LoadPredictor) -> Forecast:
+    def forecast(layer: int, x_TH: torch.Tensor) -> ExpectedLoad | None:
+        load_E = predictor.predict(layer, x_TH)
+        return None if load_E is None else ExpectedLoad(load_E)
+
+    return forecast
+
+
+def _with_errors(predictor: TrainedPredictor) -> Forecast:
+    def forecast(layer: int, x_TH: torch.Tensor) -> ExpectedLoad | None:
+        return expect(predictor, layer, x_TH)
+
+    return forecast
