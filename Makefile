@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all serve lint types bench docs clean help
+.PHONY: demo test test-all fuzz serve lint types bench docs clean help
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -21,6 +21,9 @@ demo: $(STAMP)  ## Build the demo model, serve it with two workers, ask it quest
 test: $(STAMP)  ## Set up, check style, types and import rules, run the tests
 	$(MAKE) --no-print-directory lint
 	$(BIN)/python -m pytest tests
+
+fuzz: $(STAMP)  ## Requests made up from the OpenAPI document, against a real server (3 minutes)
+	MOELESS_FUZZ_EXAMPLES=60 $(BIN)/python -m pytest tests/integration/serving/test_fuzz.py
 
 lint: $(STAMP)  ## Style, types, import rules
 	$(BIN)/ruff check .

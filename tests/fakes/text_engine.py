@@ -15,6 +15,7 @@ from moeless.core.generation import (
     EngineStats,
     FinishReason,
     GenerationRequest,
+    SamplingParams,
     TokenEvent,
     TokenLogprob,
 )
@@ -184,6 +185,15 @@ class FakeTextEngine:
         """Forget a request that ended by itself."""
         with self._lock:
             self._live.discard(request_id)
+
+    def answer_to_prompt(self, prompt: str, **sampling) -> str:
+        """The greedy text that continues a prompt of characters."""
+        request = GenerationRequest(
+            request_id="",
+            prompt_ids=tuple(self.encode(prompt)),
+            sampling=SamplingParams(**sampling),
+        )
+        return self.answer_to(request)[0]
 
     def answer_to(self, request: GenerationRequest) -> tuple[str, FinishReason]:
         """The text that a request gets, and why it ends."""

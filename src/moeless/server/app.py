@@ -80,7 +80,9 @@ def create_app(
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_middleware(GateMiddleware, settings=settings, accounts=state.accounts)
     app.add_middleware(EdgeMiddleware, metrics=metrics, settings=settings)
-    app.openapi = lambda: describe(app)  # type: ignore[method-assign]
+    app.openapi = lambda: describe(  # type: ignore[method-assign]
+        app, model_ids=[engine.model_id], with_keys=bool(settings.api_keys)
+    )
     return app
 
 

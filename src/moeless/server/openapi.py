@@ -4,6 +4,7 @@ Bodies are parsed by :mod:`moeless.server.body`, not by the framework, so that e
 OpenAI's shape; hence their schemas are put into the document here.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,64 +12,82 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from moeless.server.schemas import answers
 from moeless.server.schemas.chat import ChatBody
 from moeless.server.schemas.completions import CompletionBody
 
 _REF = "#/components/schemas/{model}"
 _BODIES: tuple[type[BaseModel], ...] = (CompletionBody, ChatBody)
-_NULLABLE_STRING = {"type": ["string", "null"]}
-_ERROR_SCHEMA = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": _NULLABLE_STRING,
-                "code": _NULLABLE_STRING,
-            },
-        }
-    },
-}
+_ANSWERS: tuple[type[BaseModel], ...] = (
+    answers.Completion,
+    answers.ChatCompletion,
+    answers.ModelInfo,
+    answers.ModelList,
+    answers.Health,
+    answers.Error,
+)
 _REASONS = {
     400: "A field is wrong, or cannot be honoured.",
     401: "No valid API key.",
+    403: "The request comes from a web page of another site.",
     404: "Not found.",
+    408: "The body came too slowly.",
     413: "The body is too long.",
+    415: "The body is not JSON.",
     429: "Too many requests; see Retry-After.",
+    431: "The headers are too long.",
     500: "The engine failed.",
-    503: "The engine cannot answer now.",
+    503: "The engine cannot answer now; see Retry-After.",
+    504: "The answer took too long.",
 }
+_EVENTS = {"description": "The data of each event is a chunk, that of the last one [DONE]."}
+# What can happen to any request.
+_ALWAYS = (403, 431)
 
 
 def body_of(model: type[BaseModel]) -> dict[str, Any]:
     """The ``requestBody`` of an endpoint."""
-    ref = _REF.format(model=model.__name__)
-    content = {"application/json": {"schema": {"$ref": ref}}}
-    return {"requestBody": {"required": True, "content": content}}
+    return {"requestBody": {"required": True, "content": _json(model)}}
 
 
-def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """``responses`` for these statuses."""
-    schema = {"$ref": _REF.format(model="Error")}
-    content = {"application/json": {"schema": schema}}
-    return {status: {"description": _REASONS[status], "content": content} for status in statuses}
-
-
-def generation_responses() -> dict[int | str, dict[str, Any]]:
-    """``responses`` of the generation endpoints."""
-    answers = {"application/json": {}, "text/event-stream": {"schema": {"type": "string"}}}
+def answer_of(model: type[BaseModel], *failures: int) -> dict[int | str, dict[str, Any]]:
+    """``responses`` of an endpoint: an answer of this shape, or one of these failures."""
     return {
-        200: {"description": "The answer, or its chunks if stream is true.", "content": answers},
-        **error_responses(400, 401, 404, 413, 429, 500, 503),
+        200: {"description": (model.__doc__ or "").split("\n")[0], "content": _json(model)},
+        **error_responses(*failures),
     }
 
 
-def describe(app: FastAPI) -> dict[str, Any]:
-    """The document of ``app``."""
+def text_of(media_type: str, what: str, *failures: int) -> dict[int | str, dict[str, Any]]:
+    """``responses`` of an endpoint that answers with text of a media type."""
+    content = {media_type: {"schema": {"type": "string"}}}
+    return {200: {"description": what, "content": content}, **error_responses(*failures)}
+
+
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """``responses`` for these statuses and those that every endpoint has."""
+    return {
+        status: {"description": _REASONS[status], "content": _json(answers.Error)}
+        for status in (*statuses, *_ALWAYS)
+    }
+
+
+def generation_responses(answer: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """``responses`` of a generation endpoint."""
+    responses = answer_of(answer, 400, 401, 404, 408, 413, 415, 429, 500, 503, 504)
+    responses[200]["description"] = "The answer, or its chunks if stream is true."
+    responses[200]["content"]["text/event-stream"] = {"schema": _EVENTS}
+    return responses
+
+
+def describe(app: FastAPI, *, model_ids: Sequence[str], with_keys: bool) -> dict[str, Any]:
+    """The document of ``app``.
+
+    Args:
+        app: The application.
+        model_ids: The models that are served.
+        with_keys: Whether requests need a key.
+    """
     if app.openapi_schema is None:
         document = get_openapi(
             title=app.title,
@@ -76,11 +95,23 @@ def describe(app: FastAPI) -> dict[str, Any]:
             description=app.description,
             routes=app.routes,
         )
-        schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        _, bodies = models_json_schema(
-            [(model, "validation") for model in _BODIES], ref_template=_REF
-        )
-        schemas.update(bodies["$defs"])
-        schemas["Error"] = _ERROR_SCHEMA
+        components = document.setdefault("components", {})
+        schemas = components.setdefault("schemas", {})
+        for models, mode in ((_BODIES, "validation"), (_ANSWERS, "serialization")):
+            _, made = models_json_schema([(each, mode) for each in models], ref_template=_REF)  # type: ignore[misc]
+            schemas.update(made["$defs"])
+        for body in _BODIES:
+            schemas[body.__name__]["properties"]["model"]["enum"] = list(model_ids)
+        for path in document["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)  # the framework's own, never sent
+                if with_keys and "401" in operation["responses"]:
+                    operation["security"] = [{"key": []}]
+        if with_keys:
+            components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _json(model: type[BaseModel]) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}

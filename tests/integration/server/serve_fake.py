@@ -1,4 +1,7 @@
-"""Serves a fake engine whose streams never end; run as a program by the tests."""
+"""Serves a fake engine; run as a program by the tests.
+
+Arguments: seconds to drain, and tokens after which streams stop (1 if it is left out).
+"""
 
 import sys
 
@@ -12,7 +15,7 @@ def say(line: str) -> None:
 
 
 engine = FakeTextEngine()
-engine.stall_after = 1
+engine.stall_after = float(sys.argv[2]) if len(sys.argv) > 2 else 1
 settings = ServerSettings(drain_s=float(sys.argv[1]))
 run_server(
     create_app(engine, settings=settings),

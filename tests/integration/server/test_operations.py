@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fakes.live_server import serve
 from fakes.text_engine import FakeTextEngine
 from moeless.errors import ConfigError
-from moeless.server import ServerSettings
+from moeless.server import ApiKey, ServerSettings
 
 
 def sample(text, name, **labels):
@@ -85,6 +85,35 @@ def test_the_description_holds_the_bodies_that_are_really_checked(client):
     assert {"model", "messages"} <= set(schemas["ChatBody"]["required"])
     assert "anyOf" in schemas["CompletionBody"]["properties"]["prompt"]
     assert schemas["ChatMessage"]["properties"]["role"]["enum"][0] == "system"
+
+
+def test_the_description_says_who_is_served_and_whether_a_key_is_needed(client):
+    document = client.get("/openapi.json").json()
+    model = document["components"]["schemas"]["ChatBody"]["properties"]["model"]
+    assert model["enum"] == ["fake/model"]
+    assert "securitySchemes" not in document["components"]
+    settings = ServerSettings(api_keys=(ApiKey(name="a", secret="secret"),))
+    with serve(FakeTextEngine(), settings=settings) as server:
+        document = httpx.get(f"{server.url}/openapi.json").json()
+    assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    secured = [
+        path
+        for path, found in document["paths"].items()
+        for op in found.values()
+        if "security" in op
+    ]
+    assert secured == [
+        path for path in document["paths"] if path.startswith(("/v1/", "/moeless/"))
+    ]
+
+
+def test_every_answer_of_the_description_has_a_shape(client):
+    document = client.get("/openapi.json").json()
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            for status, answer in operation["responses"].items():
+                if (path, status) != ("/moeless/experts", "200"):
+                    assert all(kind["schema"] for kind in answer["content"].values()), status
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from moeless.server.gate import account_of
 from moeless.server.generation import Generation
 from moeless.server.openapi import body_of, generation_responses
 from moeless.server.plan import GenerationPlan
+from moeless.server.schemas.answers import ChatCompletion, Completion
 from moeless.server.schemas.chat import ChatBody
 from moeless.server.schemas.completions import CompletionBody
 from moeless.server.schemas.generation import GenerationBody
@@ -31,7 +32,7 @@ router = APIRouter(prefix="/v1", tags=["generation"])
     "/completions",
     response_model=None,
     openapi_extra=body_of(CompletionBody),
-    responses=generation_responses(),
+    responses=generation_responses(Completion),
 )
 async def create_completion(request: Request) -> Response:
     """Continue one or several prompts."""
@@ -48,7 +49,7 @@ async def create_completion(request: Request) -> Response:
     "/chat/completions",
     response_model=None,
     openapi_extra=body_of(ChatBody),
-    responses=generation_responses(),
+    responses=generation_responses(ChatCompletion),
 )
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation."""

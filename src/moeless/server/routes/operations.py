@@ -8,13 +8,14 @@ from starlette.responses import Response
 from moeless.server.encoding import JsonResponse
 from moeless.server.errors import ApiError, unavailable
 from moeless.server.metrics import CONTENT_TYPE, combine_metrics
-from moeless.server.openapi import error_responses
+from moeless.server.openapi import answer_of, error_responses, text_of
+from moeless.server.schemas.answers import Health
 from moeless.server.state import state_of
 
 router = APIRouter(tags=["operations"])
 
 
-@router.get("/health", response_model=None, responses=error_responses(503))
+@router.get("/health", response_model=None, responses=answer_of(Health, 503))
 async def get_health(request: Request) -> Response:
     """200 once the server can answer."""
     state = state_of(request)
@@ -27,7 +28,12 @@ async def get_health(request: Request) -> Response:
     return JsonResponse({"status": "ok", "running": stats.running, "waiting": stats.waiting})
 
 
-@router.get("/metrics", response_model=None)
+@router.get(
+    "/metrics",
+    response_model=None,
+    response_class=Response,
+    responses=text_of("text/plain", "Metrics in the Prometheus format."),
+)
 async def get_metrics(request: Request) -> Response:
     """Prometheus text."""
     state = state_of(request)
@@ -36,7 +42,7 @@ async def get_metrics(request: Request) -> Response:
     return Response(combine_metrics(own, other), headers={"Content-Type": CONTENT_TYPE})
 
 
-@router.get("/moeless/experts", response_model=None, responses=error_responses(404))
+@router.get("/moeless/experts", response_model=None, responses=error_responses(401, 404, 503))
 async def get_experts(request: Request) -> Response:
     """State of every expert's instances."""
     state = state_of(request)
