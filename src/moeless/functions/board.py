@@ -16,6 +16,7 @@ _FIELDS: tuple[tuple[str, str, str], ...] = (
     # name, dtype, shape; written by the platform
     ("warm_LED", "u1", "LED"),
     ("planned_LED", "u1", "LED"),
+    ("plan_load_LE", "f8", "LE"),
     ("plan_step_L", "i8", "L"),
     ("device_up_D", "i8", "D"),
     ("device_generation_D", "i8", "D"),
@@ -58,6 +59,8 @@ class Board:
     """1 where an instance is warm."""
     planned_LED: NDArray[np.uint8]
     """Copies that the plan in force has of each replica; see ``core.copies``."""
+    plan_load_LE: NDArray[np.float64]
+    """Loads that the plans in force were made for, tokens."""
     plan_step_L: NDArray[np.int64]
     """Latest step that each layer's plan was made for."""
     device_up_D: NDArray[np.int64]

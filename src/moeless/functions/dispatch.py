@@ -336,8 +336,7 @@ class ExpertDispatcher:
                 board.forecast_error_L[ahead] = expected.error
                 board.forecast_step_L[ahead] = self._step
             self.stats.record_forecast(time.perf_counter() - began_s)
-            if board.forecast_step_L[layer] == self._step:
-                self.stats.record_accuracy(layer, board.forecast_LE[layer], count_E)
+        self._judge_prediction(layer, count_E)
         board.actual_LE[layer] = count_E
         board.actual_step_L[layer] = self._step
         self._client.announce_loads()
@@ -351,6 +350,18 @@ class ExpertDispatcher:
             self._counting_S = np.arange(size)
             self._offsets_T = torch.arange(0, size, self._spec.top_k).to(y_SH.device)
         place_S = np.empty_like(order_S)
+    def _judge_prediction(self, layer: int, count_E: CountArray) -> None:
+        """Hold what was expected of the layer in this step against what came true.
+
+        Where nothing was forecast it is what the plan for this step was made for, if that was in
+        time: what somebody expected who looks back.
+        """
+        board = self._board
+        if board.forecast_step_L[layer] == self._step:
+            self.stats.record_accuracy(layer, board.forecast_LE[layer], count_E)
+        elif board.plan_step_L[layer] == self._step:
+            self.stats.record_accuracy(layer, board.plan_load_LE[layer], count_E)
+
         place_S[order_S] = self._counting_S
         places = torch.from_numpy(place_S)
         if y_SH.device.type != "cpu":

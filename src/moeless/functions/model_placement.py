@@ -150,6 +150,7 @@ class ModelPlacement:
         self.plans += 1
         self.plan_s.add(decision_s)
         board, layer = self.board, plan.layer
+        board.plan_load_LE[layer] = plan.load_E
         board.plan_step_L[layer] = plan.step
         replicas = plan.replicas_ED.tobytes()
         known = self._settled.get(layer)

@@ -8,6 +8,9 @@ from moeless.core.plan import CountArray
 from moeless.telemetry.counters import LayerStats
 from moeless.telemetry.percentiles import SampleWindow
 
+_JUDGED_STEPS = 256
+"""Accuracy is a mean over about so many steps: a predictor that was replaced is forgotten."""
+
 
 class TokenPathStats:
     """Counters of one engine.
@@ -32,8 +35,8 @@ class TokenPathStats:
         self.planned_replicas = 0
         self.warm_replicas = 0
         self.paper_byte_s_L: NDArray[np.float64] = np.zeros(spec.num_layers)
-        self._accuracy_sum_L = np.zeros(spec.num_layers)
-        self._accuracy_count_L = np.zeros(spec.num_layers)
+        self._accuracy_L = np.full(spec.num_layers, np.nan)
+        self._judged_L = [0] * spec.num_layers
 
     def record_plan(self, *, early: bool, planned: int, warm: int) -> None:
         """What a layer found when its gate had spoken.
@@ -71,21 +74,20 @@ class TokenPathStats:
     def record_accuracy(
         self, layer: int, expected_E: NDArray[np.float64], count_E: CountArray
     ) -> None:
-        """A forecast met the load that came true; load accuracy of docs/metrics.md."""
+        """A prediction met the load that came true; load accuracy of docs/metrics.md."""
         total = float(count_E.sum())
         scale = total / max(float(expected_E.sum()), 1e-9)
         error = float(np.abs(expected_E * scale - count_E).sum())
-        self._accuracy_sum_L[layer] += 1.0 - 0.5 * error / total
-        self._accuracy_count_L[layer] += 1
+        accuracy = 1.0 - 0.5 * error / total
+        self._judged_L[layer] += 1
+        if self._judged_L[layer] == 1:
+            self._accuracy_L[layer] = accuracy
+            return
+        known = float(self._accuracy_L[layer])
+        weight = 1.0 / min(self._judged_L[layer], _JUDGED_STEPS)
+        self._accuracy_L[layer] = known + weight * (accuracy - known)
 
     @property
     def accuracy_L(self) -> NDArray[np.float64]:
-        """Mean load accuracy of each layer's forecasts; NaN where there were none."""
-        mean = np.full(len(self._accuracy_sum_L), np.nan)
-        np.divide(
-            self._accuracy_sum_L,
-            self._accuracy_count_L,
-            out=mean,
-            where=self._accuracy_count_L > 0,
-        )
-        return mean
+        """Mean load accuracy of each layer's newest predictions; NaN where there were none."""
+        return self._accuracy_L.copy()

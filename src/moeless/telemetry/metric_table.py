@@ -61,9 +61,17 @@ METRICS: tuple[Metric, ...] = (
     _gauge(
         "prediction_accuracy",
         "ratio",
-        "1 - half the total variation between predicted and true load; 1 is exact.",
+        "1 - half the total variation between predicted and true load, mean over about the last "
+        "256 steps; 1 is exact.",
         "layer_group",
     ),
+    _gauge(
+        "predictor_info",
+        "1",
+        "1 for the predictor in use: gate, trained, auto, or one that looks back.",
+        "kind",
+    ),
+    _counter("predictor_swaps", "swaps", "Times that auto put a better predictor in place."),
     _counter("billed_gb_seconds", "GB s", "Memory x time while functions execute."),
     _counter("resident_gb_seconds", "GB s", "Memory x time of experts on devices."),
     _counter("reserved_gb_seconds", "GB s", "Memory x time of whole device budgets."),

@@ -127,6 +127,8 @@ def _samples(snapshot: RuntimeSnapshot) -> dict[str, list[Sample]]:
         "expert_tokens": [((label,), float(tokens_L[part].sum())) for label, part in groups],
         "layer_straggler_ratio": _group_means(groups, snapshot.straggler_last_L),
         "prediction_accuracy": _group_means(groups, snapshot.prediction_accuracy_L),
+        "predictor_info": [((snapshot.predictor.kind,), 1.0)],
+        "predictor_swaps": [((), snapshot.predictor.swaps)],
         "billed_gb_seconds": [((), snapshot.gb_s.billed)],
         "resident_gb_seconds": [((), snapshot.gb_s.resident)],
         "reserved_gb_seconds": [((), snapshot.gb_s.reserved)],

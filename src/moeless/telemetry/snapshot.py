@@ -100,7 +100,7 @@ class RuntimeSnapshot:
         split_s: Time of one split, on the token path.
         layer_forward_s: Time of one MoE layer.
         forecast_s: Time of one look-ahead; up to 256 tokens it is spent on the token path.
-        prediction_accuracy_L: Mean load accuracy of the predictions for each layer, float64 [L],
+        prediction_accuracy_L: Mean load accuracy of each layer's newest predictions, float64 [L],
             0 to 1; NaN for a layer without predictions.
         predictor: What expects the loads.
         instances_D: State to instances in it on each device [D].

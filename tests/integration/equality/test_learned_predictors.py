@@ -1,5 +1,6 @@
 """Predictors that were trained, or learn while they serve, change no output token."""
 
+import numpy as np
 import pytest
 import torch
 from equality_reference import (
@@ -128,3 +129,20 @@ def test_predictors_that_learn_and_are_replaced_give_the_answers_of_transformers
     assert snapshot.predictor.kind == "auto"
     assert len(told) >= snapshot.predictor.swaps > 0
     assert told[0].startswith("predictor replaced (1): ")
+
+
+@pytest.mark.parametrize("predictor", ["gate", "previous", "ewma", "off"])
+def test_accuracy_is_known_for_each_layer_whatever_predicts(predictor, reference_of):
+    reference = reference_of("phimoe")
+    with serving(
+        reference.directory, invoker="inline", devices=2, policy="paper", predictor=predictor
+    ) as served:
+
+        def is_known():
+            return not np.isnan(served.runtime.snapshot().prediction_accuracy_L).any()
+
+        assert_same_answers_until(served, reference, is_known)
+        state = served.runtime.snapshot().predictor
+    looks_ahead = predictor == "gate"
+    assert state.kind == ("previous" if predictor == "off" else predictor)
+    assert state.distance == int(looks_ahead)

@@ -341,6 +341,33 @@ def test_a_forecast_is_written_for_the_layer_it_is_for_and_judged_when_that_has_
     assert accuracy_L[1] == pytest.approx(1.0)
 
 
+def test_without_a_forecast_what_the_plan_was_made_for_is_judged_if_it_was_for_this_step():
+    dispatcher, client, _ = make()
+    tokens = draw_tokens(10)
+    count_E = np.bincount(tokens[1].numpy().ravel(), minlength=EXPERTS)
+    client.board.plan_load_LE[:] = np.roll(count_E, 1)
+    client.board.plan_step_L[:] = 2
+    dispatcher(0, *tokens)  # the plan is for another step
+    assert np.isnan(dispatcher.stats.accuracy_L).all()
+    dispatcher(0, *tokens)
+    expected = 1 - abs(np.roll(count_E, 1) - count_E).sum() / 2 / count_E.sum()
+    assert dispatcher.stats.accuracy_L[0] == pytest.approx(expected)
+    assert np.isnan(dispatcher.stats.accuracy_L[1])
+
+
+def test_accuracy_is_that_of_the_newest_steps():
+    stats = make()[0].stats
+    right, wrong = np.array([4.0, 0, 0, 0, 0, 0]), np.array([0, 4.0, 0, 0, 0, 0])
+    for _ in range(300):
+        stats.record_accuracy(0, wrong, right)
+    assert stats.accuracy_L[0] == 0.0
+    stats.record_accuracy(0, right, right)
+    assert stats.accuracy_L[0] == pytest.approx(1 / 256)
+    for _ in range(1500):
+        stats.record_accuracy(0, right, right)
+    assert stats.accuracy_L[0] > 0.99
+
+
 def test_fixed_plans_need_no_loads():
     dispatcher, client, _ = make()
     client.wants_loads = False

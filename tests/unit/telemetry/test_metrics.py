@@ -8,7 +8,7 @@ from moeless.errors import MissingExtraError
 from moeless.telemetry.metric_table import METRICS, render_metric_table
 from moeless.telemetry.metrics import RuntimeCollector, layer_groups, register_runtime
 from moeless.telemetry.percentiles import SampleWindow
-from moeless.telemetry.snapshot import GbSeconds, RuntimeSnapshot, Timing
+from moeless.telemetry.snapshot import GbSeconds, PredictorState, RuntimeSnapshot, Timing
 
 prometheus_client = pytest.importorskip("prometheus_client")
 
@@ -39,6 +39,7 @@ def snapshot():
         plan_s=Timing(count=24, total_s=0.3, p50_s=0.01, p99_s=0.02),
         split_s=Timing(),
         prediction_accuracy_L=accuracy,
+        predictor=PredictorState(kind="auto", distance=2, swaps=3),
         instances_D={"warm": (3, 1), "loading": (0, 1)},
         resident_bytes_D=(300, 100),
         budget_bytes_D=(1000, 1000),
@@ -70,6 +71,9 @@ def registry():
         ("split_seconds_count", {}, 0),
         ("prediction_accuracy", {"layer_group": "2-3"}, 0.75),
         ("prediction_accuracy", {"layer_group": "0-1"}, None),
+        ("predictor_info", {"kind": "auto"}, 1),
+        ("predictor_info", {"kind": "gate"}, None),
+        ("predictor_swaps_total", {}, 3),
         ("billed_gb_seconds_total", {}, 0.5),
         ("resident_gb_seconds_total", {}, 1.0),
         ("reserved_gb_seconds_total", {}, 2.0),
@@ -118,6 +122,7 @@ def test_a_snapshot_is_strict_json_with_plain_keys():
     assert data["tokens"][0] == [5, 5]
     assert data["prediction_accuracy"][:3] == [None, None, 0.5]
     assert data["plan_s"] == {"count": 24, "total_s": 0.3, "p50_s": 0.01, "p99_s": 0.02}
+    assert data["predictor"] == {"kind": "auto", "distance": 2, "source": None, "swaps": 3}
     assert data["instances"] == {"warm": [3, 1], "loading": [0, 1]}
     assert data["gb_s"]["reserved"] == 2.0
 
