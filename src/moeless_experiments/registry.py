@@ -12,6 +12,11 @@ ALL: Final = "all"
 
 MODULES: Final[dict[str, str]] = {
     "fig06": "moeless_experiments.figures.fig06",
+    "fig07": "moeless_experiments.figures.fig07",
+    "fig11": "moeless_experiments.figures.fig11",
+    "fig12": "moeless_experiments.figures.fig12",
+    "table2": "moeless_experiments.figures.table2",
+    "predictors": "moeless_experiments.figures.predictors",
 }
 """Experiment to the module with its ``EXPERIMENT``; imported when it is run."""
 

@@ -1,5 +1,6 @@
 """``moeless reproduce`` from the command line to files."""
 
+import csv
 import json
 
 import pytest
@@ -63,3 +64,33 @@ def test_a_figure_becomes_data_plots_and_a_manifest(tmp_path, shards):
     lines = (out / "fig06" / "layers.csv").read_text().splitlines()
     # Two sources of prompts, d = 1 to 5, and layers d to 7 each.
     assert len(lines) == 1 + 2 * sum(8 - d for d in range(1, 6))
+
+
+def test_the_figures_on_predictors_share_what_they_train(tmp_path, shards, monkeypatch):
+    monkeypatch.setenv("MOELESS_CACHE_DIR", str(tmp_path / "cache"))
+    names = ["fig7", "fig11", "fig12", "table2", "predictors"]
+    out = tmp_path / "out"
+    command = ["reproduce", *names, "--quick", "--shards", str(shards), "--out", str(out)]
+    assert run(command) == 0
+    found = {
+        name: json.loads((out / name / "manifest.json").read_text())
+        for name in ("fig07", "fig11", "fig12", "table2", "predictors")
+    }
+    assert all(manifest["interpretation"] for manifest in found.values())
+    with (out / "predictors" / "figures.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    accuracy = {
+        (row["predictor"], row["tested_on"]): float(row["load_accuracy"])
+        for row in rows
+        if (row["distance"], row["batching"], row["batch"]) == ("1", "recorded", "256")
+    }
+    with (out / "fig11" / "accuracy.csv").open(newline="") as file:
+        shown = [row for row in csv.DictReader(file) if row["distance"] == "1"]
+    # The recorded states are turned from layer to layer: copied gates know nothing of that.
+    assert accuracy["ridge", "sharegpt"] > accuracy["gate reuse", "sharegpt"] + 0.05
+    for row in shown:
+        assert abs(float(row["load_accuracy"]) - accuracy[row["predictor"], row["tested_on"]]) < (
+            1e-4
+        )
+    # Perceptrons take longest, and are kept for the next run.
+    assert len(list((tmp_path / "cache" / "experiments" / "predictors").iterdir())) == 2

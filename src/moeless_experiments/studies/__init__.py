@@ -1,0 +1,1 @@
+"""What several figures share: predictors made once, and held against the same tokens."""

@@ -1,0 +1,189 @@
+"""The predictors that are compared, by name, and how each is made from a recording."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from moeless.errors import MoelessError
+from moeless.learned.gradient import DescentOptions
+from moeless.learned.load_predictor import LoadPredictor
+from moeless.learned.mean_load import average_load
+from moeless.learned.predictor_file import load_predictor, recording_digest, save_predictor
+from moeless.learned.shards import GateShards
+from moeless.learned.token_rows import TokenRows
+from moeless.learned.training import Trainer, original_gates
+from moeless.learned.training_options import TrainingOptions
+from moeless.learned.transition_table import count_transitions
+from moeless_experiments.context import Context
+from moeless_experiments.recordings import open_recording, tokens_of
+
+HELD_OUT: Final = 0.2
+"""Share of the conversations that no predictor is fitted to."""
+
+GATE, RIDGE, FINETUNE, MLP, LINEAR = (
+    "gate reuse",
+    "ridge",
+    "finetune",
+    "mlp",
+    "linear from layer input",
+)
+TABLE, MEAN = "transition table", "mean load"
+RIDGE_80, RIDGE_95 = "ridge h=0.8", "ridge h=0.95"
+FINETUNE_80, FINETUNE_95 = "finetune h=0.8", "finetune h=0.95"
+
+LOOKING_AHEAD: Final = (
+    GATE,
+    RIDGE,
+    RIDGE_80,
+    RIDGE_95,
+    FINETUNE,
+    FINETUNE_80,
+    FINETUNE_95,
+    MLP,
+    LINEAR,
+    TABLE,
+    MEAN,
+)
+
+MLP_EPOCHS, QUICK_MLP_EPOCHS = 20, 4
+"""Passes over the tokens at the most; it ends earlier after three without gain."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A predictor.
+
+    Args:
+        predictor: The predictor.
+        layers_trained: Layers with another model than the copied gate; None for kinds that have
+            no such thing.
+        cpu_s: Processor time of fitting; None where it is next to nothing or it was kept from
+            an earlier run.
+    """
+
+    predictor: LoadPredictor
+    layers_trained: int | None = None
+    cpu_s: float | None = None
+
+
+def options_of(context: Context, name: str, distance: int) -> TrainingOptions | None:
+    """How a kind is trained; None for those that are counted or copied."""
+
+    def options(**settings: Any) -> TrainingOptions:
+        if context.quick:
+            settings["max_tokens"] = tokens_of(context)
+        return TrainingOptions(distance=distance, held_out=HELD_OUT, seed=context.seed, **settings)
+
+    epochs = QUICK_MLP_EPOCHS if context.quick else MLP_EPOCHS
+    table: dict[str, Callable[[], TrainingOptions]] = {
+        RIDGE: lambda: options(all_layers=True),
+        RIDGE_80: lambda: options(threshold=0.8),
+        RIDGE_95: lambda: options(threshold=0.95),
+        FINETUNE: lambda: options(method="finetune", all_layers=True),
+        FINETUNE_80: lambda: options(method="finetune", threshold=0.8),
+        FINETUNE_95: lambda: options(method="finetune", threshold=0.95),
+        MLP: lambda: options(method="mlp", all_layers=True, descent=DescentOptions(epochs=epochs)),
+        LINEAR: lambda: options(reads="layer_input", all_layers=True),
+    }
+    return table[name]() if name in table else None
+
+
+def is_possible(shards: GateShards, name: str) -> bool:
+    """Whether a recording holds what a kind reads."""
+    return name != LINEAR or bool(shards.manifest.config.get("layer_inputs"))
+
+
+def make_predictor(context: Context, model: str, prompts: str, distance: int, name: str) -> Made:
+    """Make a predictor, or give the one that was made before in this run.
+
+    Args:
+        context: Says how much to train.
+        model: Demo model.
+        prompts: What it is fitted to: all conversations but the held-out ones.
+        distance: d.
+        name: Kind.
+
+    Raises:
+        MoelessError: The recording is damaged or too small.
+    """
+    return context.share(
+        ("predictor", model, prompts, distance, name),
+        lambda: _make(context, model, prompts, distance, name),
+    )
+
+
+def _make(context: Context, model: str, prompts: str, distance: int, name: str) -> Made:
+    shards = open_recording(context, model, prompts)
+    known, what = shards.manifest, f"{model}, {prompts}, d = {distance}: {name}"
+    options = options_of(context, name, distance)
+    if name == MLP:
+        assert options is not None
+        return _make_slowly(context, shards, options, what)
+    if options is not None:
+        return _train(context, shards, options, what)
+    if name == GATE:
+        return Made(predictor=original_gates(shards.gates, distance), layers_trained=0)
+    context.progress(what, 0, 1)
+    fit, _ = shards.split(HELD_OUT, context.seed)
+    rows = TokenRows(shards, fit).sample(tokens_of(context), seed=context.seed)
+    if name == TABLE:
+        return Made(predictor=count_transitions(shards.gates, rows, distance))
+    assert name == MEAN, name
+    return Made(
+        predictor=average_load(
+            rows, layers=known.num_layers, experts=known.num_experts, distance=distance
+        )
+    )
+
+
+def _train(context: Context, shards: GateShards, options: TrainingOptions, what: str) -> Made:
+    began_s = time.process_time()
+    training = Trainer(shards, options).train(
+        lambda stage, done, total: context.progress(f"{what}: {stage}", done, total)
+    )
+    return Made(
+        predictor=training.predictor,
+        layers_trained=sum(layer.trained for layer in training.layers),
+        cpu_s=time.process_time() - began_s,
+    )
+
+
+def _make_slowly(
+    context: Context, shards: GateShards, options: TrainingOptions, what: str
+) -> Made:
+    """Train what takes minutes, unless an earlier run has done the same."""
+    directory = context.cache / "predictors" / _digest(shards, options)
+    kept = _find_kept(directory, shards)
+    if kept is not None:
+        return kept
+    trainer, began_s = Trainer(shards, options), time.process_time()
+    training = trainer.train(
+        lambda stage, done, total: context.progress(f"{what}: {stage}", done, total)
+    )
+    cpu_s = time.process_time() - began_s
+    save_predictor(directory, training, options, shards.manifest)
+    trained = sum(layer.trained for layer in training.layers)
+    return Made(predictor=training.predictor, layers_trained=trained, cpu_s=cpu_s)
+
+
+def _find_kept(directory: Path, shards: GateShards) -> Made | None:
+    if not directory.exists():
+        return None
+    try:
+        predictor, manifest = load_predictor(
+            directory, gates=shards.gates, model=shards.manifest.model
+        )
+    except MoelessError:
+        return None  # half written, or of another version: made again
+    return Made(
+        predictor=predictor, layers_trained=sum(entry.trained for entry in manifest.layers)
+    )
+
+
+def _digest(shards: GateShards, options: TrainingOptions) -> str:
+    described = json.dumps([recording_digest(shards.manifest), asdict(options)], sort_keys=True)
+    return f"{options.method}-{hashlib.sha256(described.encode()).hexdigest()[:16]}"
