@@ -28,6 +28,9 @@ from moeless.functions.token_path_stats import TokenPathStats
 _ANNOUNCE_FIRST_TOKENS = 256
 """Up to so many tokens looking ahead takes less time than it needs to be early (docs/log.md)."""
 
+_NARROW_FROM = 256
+"""Assignments from which sorting narrow ids, copy included, is faster (docs/log.md)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
@@ -234,7 +237,7 @@ class ExpertDispatcher:
         count_E: CountArray,
         usable_ED: NDArray[np.bool_],
     ) -> torch.Tensor:
-        order_S = np.argsort(ids_S, kind="stable")
+        order_S = np.argsort(self._narrow(ids_S), kind="stable")
         token_S = torch.from_numpy(order_S // self._spec.top_k)
         if self._scores_input:
             weights_S = weights_TK.reshape(-1)[torch.from_numpy(order_S)]
@@ -265,6 +268,12 @@ class ExpertDispatcher:
         assert done_ED is not None
         self._record(layer, count_E, done_ED)
         return self._combine(order_S, y_SH, weights_TK)
+
+    def _narrow(self, ids_S: NDArray[np.int64]) -> NDArray[np.integer]:
+        """Expert ids as numbers so small that sorting them takes one pass or two."""
+        if len(ids_S) < _NARROW_FROM:
+            return ids_S
+        return ids_S.astype(np.min_scalar_type(self._spec.num_experts - 1))
 
     def _record(self, layer: int, count_E: CountArray, share_ED: CountArray) -> None:
         used_ED = share_ED.astype(np.bool_)
@@ -341,15 +350,6 @@ class ExpertDispatcher:
         board.actual_step_L[layer] = self._step
         self._client.announce_loads()
 
-    def _combine(
-        self, order_S: NDArray[np.int64], y_SH: torch.Tensor, weights_TK: torch.Tensor
-    ) -> torch.Tensor:
-        """Weighted sum of each token's K output rows; always in the order of K."""
-        size = len(order_S)
-        if size != len(self._counting_S):
-            self._counting_S = np.arange(size)
-            self._offsets_T = torch.arange(0, size, self._spec.top_k).to(y_SH.device)
-        place_S = np.empty_like(order_S)
     def _judge_prediction(self, layer: int, count_E: CountArray) -> None:
         """Hold what was expected of the layer in this step against what came true.
 
@@ -362,6 +362,15 @@ class ExpertDispatcher:
         elif board.plan_step_L[layer] == self._step:
             self.stats.record_accuracy(layer, board.plan_load_LE[layer], count_E)
 
+    def _combine(
+        self, order_S: NDArray[np.int64], y_SH: torch.Tensor, weights_TK: torch.Tensor
+    ) -> torch.Tensor:
+        """Weighted sum of each token's K output rows; always in the order of K."""
+        size = len(order_S)
+        if size != len(self._counting_S):
+            self._counting_S = np.arange(size)
+            self._offsets_T = torch.arange(0, size, self._spec.top_k).to(y_SH.device)
+        place_S = np.empty_like(order_S)
         place_S[order_S] = self._counting_S
         places = torch.from_numpy(place_S)
         if y_SH.device.type != "cpu":

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from moeless.core.model import ExpertShape, FunctionId, ModelSpec
-from moeless.errors import FunctionError
+from moeless.errors import CheckpointError, FunctionError
 from moeless.functions.compute.background import work_in_background
 from moeless.functions.compute.kernels import (
     Activation,
@@ -23,10 +23,12 @@ from moeless.functions.compute.kernels import (
     gated_activation,
     is_stacked,
 )
+from moeless.functions.compute.row_products import prepare_row_loops
 from moeless.functions.compute.rows import Rows
 from moeless.functions.compute.together import run_together
 from moeless.functions.compute.weight_stack import WeightStack
 from moeless.functions.compute.workspace import Workspace
+from moeless.functions.store.digest import digest_weights
 from moeless.functions.store.expert_weights import ExpertWeights
 from moeless.functions.store.store import ExpertStore
 
@@ -73,6 +75,7 @@ class ExpertHost:
         self._activations: dict[str, Activation] = {}
         self._kernels: dict[tuple[str, int, int], ExpertKernel] = {}
         self._bytes: dict[FunctionId, int] = {}
+        self._digests: dict[FunctionId, str] = {}
         self._workspace = Workspace()
         self._invoking = threading.Lock()
 
@@ -90,16 +93,21 @@ class ExpertHost:
         self._stores[spec.model_id] = store
         self._specs[spec.model_id] = spec
         self._activations[spec.model_id] = gated_activation(spec.expert)
+        prepare_row_loops(spec.expert, self._device)
         return function_bytes(spec.expert, self._device)
 
-    def load(self, function: FunctionId) -> int:
+    def load(self, function: FunctionId, *, digest: str | None = None) -> int:
         """Make an instance warm unless it is; blocks while its weights are read.
+
+        Args:
+            function: Which one.
+            digest: Of its weights when somebody first loaded it; None if nobody else has.
 
         Returns:
             Bytes that it holds.
 
         Raises:
-            CheckpointError: The weights cannot be read.
+            CheckpointError: The weights cannot be read, or are not those that were loaded before.
             FunctionError: The model is unknown here, or memory ran out.
         """
         if function.model not in self._stores:
@@ -109,13 +117,28 @@ class ExpertHost:
         store = self._stores[function.model]
         work_in_background()
         try:
-            kernel = self._build(function, store.load(function.layer, function.expert))
+            weights = store.load(function.layer, function.expert)
+            self._check(function, digest_weights(weights), digest)
+            kernel = self._build(function, weights)
         except (MemoryError, RuntimeError) as error:  # torch's allocator raises the latter
             reason = str(error).strip().partition("\n")[0] or "out of memory"
             raise FunctionError(f"{self._device} cannot hold {function}: {reason}") from error
         self._kernels[function] = kernel
         self._bytes[function] = kernel.num_bytes
         return kernel.num_bytes
+
+    def digest(self, function: FunctionId) -> str:
+        """The fingerprint of an instance's weights, which must have been loaded once."""
+        return self._digests[function]
+
+    def _check(self, function: FunctionId, found: str, known: str | None) -> None:
+        known = self._digests.setdefault(function, known or found)
+        if found != known:
+            raise CheckpointError(
+                f"{function.model}: the weights of layer {function.layer}, expert "
+                f"{function.expert} are not those that were served before: a file of the "
+                f"checkpoint was changed; restore it, or restart with the new one"
+            )
 
     def _build(self, function: FunctionId, weights: ExpertWeights) -> ExpertKernel:
         spec = self._specs[function.model]

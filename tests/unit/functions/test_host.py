@@ -54,16 +54,24 @@ def make_host(shape, *, warm=range(EXPERTS), experts=EXPERTS):
     return host, store
 
 
-def batch(monkeypatch, batched):
-    """Have small experts always or never run in one padded product."""
+WAYS = ("apart", "padded", "row by row")
+
+
+def choose(monkeypatch, way):
+    """Have small experts always run in one way, where they can."""
 
     def find_padding(_gate_up, slots_n, sizes_n):
         lowest = min(slots_n)
         slots = max(slots_n) - lowest + 1
         return Padding(lowest=lowest, slots=slots, rows=max(sizes_n), needed=sum(sizes_n))
 
-    chosen = find_padding if batched else lambda *_: None
+    def row_loops_can(stack, _sizes_n):
+        return stack.gate_up.dtype == torch.float32 and stack.gate_up_bias is None
+
+    chosen = find_padding if way == "padded" else lambda *_: None
     monkeypatch.setattr(together, "find_padding", chosen)
+    pays = row_loops_can if way == "row by row" else lambda *_: False
+    monkeypatch.setattr(together, "row_loops_pay", pays)
 
 
 def expected(shape, weights, x):
@@ -137,19 +145,19 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("batched", [False, True], ids=["apart", "padded"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_row_is_its_experts_output(shape, route, batched, monkeypatch):
-    batch(monkeypatch, batched)
+def test_every_row_is_its_experts_output(shape, route, way, monkeypatch):
+    choose(monkeypatch, way)
     host, store = make_host(SHAPES[shape])
     invoke_and_check(host, store, SHAPES[shape], ROUTES[route], warm=range(EXPERTS))
 
 
-@pytest.mark.parametrize("batched", [False, True], ids=["apart", "padded"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_cold_experts_are_refused_and_the_others_computed(shape, batched, monkeypatch):
-    batch(monkeypatch, batched)
+def test_cold_experts_are_refused_and_the_others_computed(shape, way, monkeypatch):
+    choose(monkeypatch, way)
     host, store = make_host(SHAPES[shape], warm=[5, 1, 2])
     segments = ROUTES["all experts"]
     invoke_and_check(host, store, SHAPES[shape], segments, warm=[5, 1, 2])
@@ -177,9 +185,39 @@ def test_whatever_the_rules_choose_rows_are_right(dtype, rows, threads):
         torch.set_num_threads(before)
 
 
+def test_few_float32_rows_go_through_the_compiled_loops(monkeypatch):
+    loops = []
+    run = together.run_row_loops
+    monkeypatch.setattr(together, "run_row_loops", lambda *a, **k: loops.append(1) or run(*a, **k))
+    shape = ExpertShape(hidden=96, intermediate=48, dtype="float32")
+    host, store = make_host(shape)
+    segments = [(e, e, e + 1) for e in range(EXPERTS)]
+    invoke_and_check(host, store, shape, segments, warm=range(EXPERTS))
+    assert loops == [1]
+
+
+def test_rows_need_not_be_contiguous_in_memory():
+    shape = SHAPES["small"]
+    host, store = make_host(shape)
+    x_TH = torch.randn(shape.hidden, 3).t()
+    y_SH, status_n = torch.zeros(3, shape.hidden), np.zeros(1, dtype=np.uint8)
+    host.invoke(
+        "m",
+        1,
+        x_TH=x_TH,
+        token_S=torch.arange(3),
+        segments_n3=np.array([[2, 0, 3]], dtype=np.int32),
+        y_SH=y_SH,
+        status_n=status_n,
+    )
+    assert status_n.tolist() == [OK]
+    wanted = expected(shape, store.load(1, 2), x_TH).float()
+    torch.testing.assert_close(y_SH, wanted, atol=1e-5, rtol=1e-5)
+
+
 def test_a_single_token_may_go_to_several_experts(monkeypatch):
-    for batched in (False, True):
-        batch(monkeypatch, batched)
+    for way in WAYS:
+        choose(monkeypatch, way)
         host, store = make_host(SHAPES["small"])
         segments = [(1, 0, 1), (2, 1, 2), (5, 2, 3)]
         invoke_and_check(host, store, SHAPES["small"], segments, warm=range(EXPERTS), tokens=1)

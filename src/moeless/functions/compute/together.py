@@ -9,6 +9,7 @@ import torch
 
 from moeless.functions.compute.kernels import Activation, ExpertKernel
 from moeless.functions.compute.padded import find_padding, run_padded
+from moeless.functions.compute.row_products import row_loops_pay, run_row_loops
 from moeless.functions.compute.rows import Rows
 from moeless.functions.compute.workspace import Workspace
 
@@ -39,12 +40,22 @@ def run_together(
     sizes = [stop - start for start, stop in ranges_n2]
     slots = [kernel.slot for kernel in kernels if kernel.slot is not None]
     if len(slots) == len(kernels):
-        indices = [slot.index for slot in slots]
-        padding = find_padding(slots[0].stack.gate_up, indices, sizes)
+        stack, indices = slots[0].stack, [slot.index for slot in slots]
+        if row_loops_pay(stack, sizes):
+            run_row_loops(
+                stack,
+                activation,
+                slots_n=indices,
+                ranges_n2=ranges_n2,
+                work=work,
+                workspace=workspace,
+            )
+            return True
+        padding = find_padding(stack.gate_up, indices, sizes)
         if padding is not None:
             run_padded(
                 padding,
-                slots[0].stack,
+                stack,
                 activation,
                 slots_n=indices,
                 ranges_n2=ranges_n2,

@@ -6,7 +6,7 @@ from typing import Any
 from numba import njit
 
 
-def compiled(signature: str) -> Callable[[Any], Any]:
+def compiled(signature: str, *, reorders_sums: bool = False) -> Callable[[Any], Any]:
     """Compile a function when it is defined; it runs without the GIL.
 
     Machine code is cached beside the source, or in the user's cache folder where that cannot be
@@ -14,12 +14,15 @@ def compiled(signature: str) -> Callable[[Any], Any]:
 
     Args:
         signature: Its types, as numba writes them.
+        reorders_sums: Floats may be added in another order and multiplied and added in one step,
+            as matrix products do, so that the compiler can use vector instructions.
     """
+    options = {"fastmath": {"reassoc", "contract"}} if reorders_sums else {}
 
     def decorate(function: Any) -> Any:
         try:
-            return njit(signature, cache=True, nogil=True)(function)
+            return njit(signature, cache=True, nogil=True, **options)(function)
         except RuntimeError:  # no folder for the cache
-            return njit(signature, nogil=True)(function)
+            return njit(signature, nogil=True, **options)(function)
 
     return decorate
