@@ -2,29 +2,20 @@
 
 import numpy as np
 import pytest
-import torch
 from equality_reference import (
     assert_same_answers,
     assert_same_answers_until,
-    forward,
     replicas_shared_tokens,
     serving,
 )
 
+from fakes.trained_predictors import train_predictor
 from families import VOCABULARY
 from moeless.bootstrap import live_predictor
-from moeless.bootstrap.gate_inputs import make_manifest
-from moeless.engines.transformers.gate_access import find_gates
 from moeless.learned.live_learning import LiveOptions
-from moeless.learned.predictor_file import save_predictor
-from moeless.learned.shards import GateShards, Shard, ShardWriter
-from moeless.learned.training import Trainer
-from moeless.learned.training_options import TrainingOptions
 
 FAMILIES = ("deepseek_v3", "phimoe", "gpt_oss", "mixtral")
 """Each with another rule of choosing experts."""
-
-CONVERSATIONS, TOKENS = 24, 96
 
 
 @pytest.fixture(scope="module")
@@ -34,54 +25,15 @@ def train(reference_of, tmp_path_factory):
 
     def train(family, distance):
         if (family, distance) not in made:
-            folder = tmp_path_factory.mktemp(f"{family}-{distance}")
-            record(reference_of(family), folder / "seen")
-            shards = GateShards(folder / "seen")
-            options = TrainingOptions(distance=distance, all_layers=True)
-            save_predictor(
-                folder / "trained", Trainer(shards, options).train(), options, shards.manifest
+            made[family, distance] = train_predictor(
+                reference_of(family).directory,
+                tmp_path_factory.mktemp(f"{family}-{distance}"),
+                vocabulary=VOCABULARY,
+                distance=distance,
             )
-            made[family, distance] = folder / "trained"
         return made[family, distance]
 
     return train
-
-
-def record(reference, directory):
-    """Have the served model compute random prompts, and keep what enters its gates."""
-    ids = torch.randint(
-        3, VOCABULARY, (CONVERSATIONS, TOKENS), generator=torch.Generator().manual_seed(5)
-    )
-    states, chosen = {}, {}
-
-    def observe(layer, ids_TK, x_TH):
-        states[layer] = x_TH.clone()
-        chosen[layer] = torch.from_numpy(ids_TK.copy()).short()
-
-    with serving(
-        reference.directory, invoker="inline", devices=1, policy="static", predictor="previous"
-    ) as served:
-        served.runtime.dispatcher.observe_choices(observe)
-        forward(served.loaded.model, ids, torch.ones_like(ids))
-        spec = served.loaded.spec
-        gates = find_gates(served.loaded.model, spec.layer_ids)
-        manifest = make_manifest(spec, gates, prompts={"source": "random"}, config={})
-        with ShardWriter(directory, manifest, gates) as writer:
-            layers = range(spec.num_layers)
-            for number in range(CONVERSATIONS):
-                rows = slice(number * TOKENS, (number + 1) * TOKENS)
-                writer.add(
-                    Shard(
-                        gate_input=torch.stack([states[n][rows] for n in layers], dim=1),
-                        topk_ids=torch.stack([chosen[n][rows] for n in layers], dim=1),
-                        conversation=torch.full((TOKENS,), number, dtype=torch.int32),
-                        position=torch.arange(TOKENS, dtype=torch.int32),
-                        decode=torch.zeros(TOKENS, dtype=torch.uint8),
-                        token_ids=ids[number].int(),
-                        layer_input=None,
-                    )
-                )
-            writer.close(complete=True)
 
 
 @pytest.mark.parametrize(
