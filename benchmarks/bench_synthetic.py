@@ -28,7 +28,8 @@ from provenance import provenance
 from moeless.bootstrap.policies import PolicyOptions, max_replicas
 from moeless.bootstrap.replay import ReplayTask, prepare_replay
 from moeless.bootstrap.replay_runner import metrics_config, run_replay
-from moeless.policies.kernels.replica_search import TAIL_WEIGHT, best_change, set_penalty
+from moeless.policies.kernels.replica_search import best_change
+from moeless.policies.kernels.set_judge import TAIL_WEIGHT, set_penalty
 from moeless.policies.planners.topology import first_topology, random_topology
 from moeless.simulator.metrics import measure_policy
 from moeless.simulator.optimum import least_tokens

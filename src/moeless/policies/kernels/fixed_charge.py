@@ -19,7 +19,7 @@ from moeless.policies.kernels.token_flow import min_max_split
 _SMALL = 64
 """Experts x devices up to which more starts are tried."""
 
-_GOOD_ENOUGH = 1.001
+GOOD_ENOUGH = 1.001
 """Times the lower bound: what is as close as that is not improved further."""
 
 _STOP_STARTING = 1.004
@@ -263,7 +263,7 @@ def _relieve_by_chain(
     "float64(int32[:, ::1], int32[::1], int32[:, ::1], int32[::1], int64[:, ::1], int64[::1],"
     " int64[::1], float64, float64, float64)"
 )
-def _improve(
+def improve_split(
     seat_ED, seats_E, guest_DE, guests_D, tokens_ED, load_D, touched_D, touch, token, good_enough
 ):
     """Relieve the slowest device until nothing helps; returns its time."""
@@ -388,7 +388,7 @@ def min_time_split(
             _seat_whole_experts(
                 count_E, turned_E, seat_ED, seats_E, trial_ED, trial_D, touch, token
             )
-        trial_s = _improve(
+        trial_s = improve_split(
             seat_ED,
             seats_E,
             guest_DE,
@@ -398,12 +398,12 @@ def min_time_split(
             touched_D,
             touch,
             token,
-            bound * _GOOD_ENOUGH,
+            bound * GOOD_ENOUGH,
         )
         if trial_s < best_s:
             best_s = trial_s
             tokens_ED[:] = trial_ED
             load_D[:] = trial_D
-            if best_s <= bound * (_GOOD_ENOUGH if start == 0 else _STOP_STARTING):
+            if best_s <= bound * (GOOD_ENOUGH if start == 0 else _STOP_STARTING):
                 break
     return best_s

@@ -1,12 +1,14 @@
 """Finds the change of a replica set that balances recent loads best, off the token path.
 
-The value of a set is measured, not guessed: recent loads are split over it as the token path
-would, and what the slowest device needs beyond the lower bound is the penalty. A single change
-adds a replica, or moves one (drops one and adds another). Candidates are led by the split's own
-bottlenecks: where touching an expert is free and the fullest device u cannot be relieved, the
-devices that a search from u reaches form an island that holds too much, and only a link from the
-island to a device outside helps; where touching has a price, links that start at u or one hop
-away are tried. Drops are taken from the replicas that carried least.
+A set is judged by what the splitter makes of recent loads (``set_judge``). A single change adds a
+replica, moves one (drops one and adds another), or lets two experts exchange devices. Candidates
+are led by the split's own bottlenecks: where touching an expert is free and the fullest device u
+cannot be relieved, the devices that a search from u reaches form an island that holds too much,
+and only a link from the island to a device outside helps; where touching has a price, links that
+start at u or one hop away are tried. Drops are taken from the replicas that carried least.
+
+Where touching has a price a split takes long, so candidates are first judged from the splits that
+are known, and only the most promising ones as the token path would.
 
 Loops compiled by numba at import (and cached on disk); they release the GIL. This module must not
 know what a replica costs to load; ``moeless`` sets the price.
@@ -15,70 +17,16 @@ know what a replica costs to load; ``moeless`` sets the price.
 import numpy as np
 
 from moeless.policies.kernels.compiled import compiled
-from moeless.policies.kernels.fixed_charge import min_time_split, time_bound
 from moeless.policies.kernels.seats import fill_seats
-from moeless.policies.kernels.token_flow import min_max_split, order_by_count
+from moeless.policies.kernels.set_judge import (
+    TAIL_WEIGHT,
+    penalty_near,
+    set_penalty,
+    split_loads,
+)
 
-TAIL_WEIGHT = 2.0
-"""The penalty of a step with excess x is ``x + tail * x * x``: bad steps count more."""
-
-
-@compiled("float64(int64[:, ::1], float64[::1], uint8[:, ::1], float64, float64, float64)")
-def set_penalty(load_NE, weight_N, replicas_ED, touch, tail, stop):
-    """Mean penalty of a replica set over loads.
-
-    Args:
-        load_NE: Loads, int64 [N, E].
-        weight_N: Weight of each, float64 [N], summing to 1.
-        replicas_ED: The set, uint8 [E, D].
-        touch: Price of touching an expert on a device, in tokens.
-        tail: Weight of the squared excess; 0 for the mean excess.
-        stop: Give up once the penalty exceeds this.
-
-    Returns:
-        The penalty, or something above ``stop``; infinite where an expert with tokens has no
-        replica.
-    """
-    experts, devices = replicas_ED.shape
-    seat_ED = np.empty((experts, devices), np.int32)
-    seats_E = np.empty(experts, np.int32)
-    guest_DE = np.empty((devices, experts), np.int32)
-    guests_D = np.empty(devices, np.int32)
-    tokens_ED = np.empty((experts, devices), np.int64)
-    load_D = np.empty(devices, np.int64)
-    order_E = np.arange(experts)
-    penalty = 0.0
-    for n in range(len(load_NE)):
-        count_E = load_NE[n]
-        bound = time_bound(count_E, devices, touch, 1.0)
-        if bound == 0.0:
-            continue
-        if fill_seats(count_E, replicas_ED, seat_ED, seats_E, guest_DE, guests_D) >= 0:
-            return np.inf
-        order_by_count(count_E, order_E)
-        if touch == 0.0:
-            fullest = min_max_split(
-                count_E, order_E, seat_ED, seats_E, guest_DE, guests_D, tokens_ED, load_D
-            )
-            excess = load_D[fullest] / bound - 1.0
-        else:
-            slowest_s = min_time_split(
-                count_E,
-                order_E,
-                seat_ED,
-                seats_E,
-                guest_DE,
-                guests_D,
-                tokens_ED,
-                load_D,
-                touch,
-                1.0,
-            )
-            excess = slowest_s / bound - 1.0
-        penalty += weight_N[n] * (excess + tail * excess * excess)
-        if penalty > stop:
-            return penalty
-    return penalty
+_SHORTLIST = 4
+"""Candidates that are judged as the token path would where judging all of them takes too long."""
 
 
 @compiled(
@@ -115,9 +63,10 @@ def _find_island(start, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, max_hop
 
 
 @compiled(
-    "void(int64[:, ::1], float64[::1], uint8[:, ::1], float64, float64[:, ::1], float64[:, ::1])"
+    "void(int64[:, ::1], float64[::1], uint8[:, ::1], float64, int64[:, :, ::1], float64[::1],"
+    " float64[:, ::1], float64[:, ::1])"
 )
-def _survey(load_NE, weight_N, replicas_ED, touch, usage_ED, relief_ED):
+def _survey(load_NE, weight_N, replicas_ED, touch, known_NED, bound_N, usage_ED, relief_ED):
     """What each replica carried, and what each missing link could have carried.
 
     Args:
@@ -125,6 +74,8 @@ def _survey(load_NE, weight_N, replicas_ED, touch, usage_ED, relief_ED):
         weight_N: Their weights.
         replicas_ED: The set, uint8 [E, D]; every expert with tokens has a replica.
         touch: Price of touching an expert on a device, in tokens.
+        known_NED: Splits of the loads over the set, int64 [N, E, D].
+        bound_N: Lower bound of each load, in tokens.
         usage_ED: Result: share of the bound that each replica carried, float64 [E, D].
         relief_ED: Result: what a replica here could have taken off the slowest device.
     """
@@ -133,38 +84,17 @@ def _survey(load_NE, weight_N, replicas_ED, touch, usage_ED, relief_ED):
     seats_E = np.empty(experts, np.int32)
     guest_DE = np.empty((devices, experts), np.int32)
     guests_D = np.empty(devices, np.int32)
-    tokens_ED = np.empty((experts, devices), np.int64)
-    load_D = np.empty(devices, np.int64)
-    order_E = np.arange(experts)
     island_D = np.empty(devices, np.bool_)
     time_D = np.empty(devices)
     usage_ED[:] = 0.0
     relief_ED[:] = 0.0
     max_hops = devices if touch == 0.0 else 1
     for n in range(len(load_NE)):
-        count_E = load_NE[n]
-        bound = time_bound(count_E, devices, touch, 1.0)
+        bound = bound_N[n]
         if bound == 0.0:
             continue
-        fill_seats(count_E, replicas_ED, seat_ED, seats_E, guest_DE, guests_D)
-        order_by_count(count_E, order_E)
-        if touch == 0.0:
-            min_max_split(
-                count_E, order_E, seat_ED, seats_E, guest_DE, guests_D, tokens_ED, load_D
-            )
-        else:
-            min_time_split(
-                count_E,
-                order_E,
-                seat_ED,
-                seats_E,
-                guest_DE,
-                guests_D,
-                tokens_ED,
-                load_D,
-                touch,
-                1.0,
-            )
+        tokens_ED = known_NED[n]
+        fill_seats(load_NE[n], replicas_ED, seat_ED, seats_E, guest_DE, guests_D)
         scale = weight_N[n] / bound
         time_D[:] = 0.0
         for e in range(experts):
@@ -208,16 +138,63 @@ def _least_used(replicas_ED, usage_ED, place_N):
     return n
 
 
-@compiled("float64(int64[:, ::1], float64[::1], uint8[:, ::1], float64, int64, float64, float64)")
-def _trial(load_NE, weight_N, replicas_ED, touch, few, few_penalty, stop):
-    """Penalty of a candidate, or infinity as soon as it is clear that it is no better."""
-    if few > 0:
-        first = set_penalty(
-            load_NE[:few], weight_N[:few], replicas_ED, touch, TAIL_WEIGHT, few_penalty
-        )
-        if first >= few_penalty:
-            return np.inf
-    return set_penalty(load_NE, weight_N, replicas_ED, touch, TAIL_WEIGHT, stop)
+@compiled(
+    "float64(int64[:, ::1], float64[::1], uint8[:, ::1], float64, int64[:, :, ::1], float64[::1],"
+    " float64[::1], int64[:, ::1], int64, float64, float64)"
+)
+def _trial(
+    load_NE,
+    weight_N,
+    replicas_ED,
+    touch,
+    known_NED,
+    excess_N,
+    bound_N,
+    change,
+    few,
+    few_stop,
+    stop,
+):
+    """Penalty of a candidate, about; infinity or more than ``stop`` where it is no better."""
+    if touch == 0.0:
+        return set_penalty(load_NE, weight_N, replicas_ED, touch, TAIL_WEIGHT, stop)
+    return penalty_near(
+        load_NE,
+        weight_N,
+        replicas_ED,
+        touch,
+        known_NED,
+        excess_N,
+        bound_N,
+        change,
+        few,
+        few_stop,
+        TAIL_WEIGHT,
+        stop,
+    )
+
+
+@compiled("void(float64, int64[:, ::1], float64[::1], int64[:, :, ::1])")
+def _shortlist(cost, change, cost_X, change_XCM):
+    """Put a candidate among the best so far, whose costs ascend."""
+    i = len(cost_X) - 1
+    while i > 0 and cost < cost_X[i - 1]:
+        cost_X[i] = cost_X[i - 1]
+        change_XCM[i] = change_XCM[i - 1]
+        i -= 1
+    cost_X[i] = cost
+    change_XCM[i] = change
+
+
+@compiled("void(uint8[:, ::1], int64[:, ::1], boolean)")
+def _apply(replicas_ED, change, forth):
+    """Make a change, or take it back."""
+    for i in range(len(change)):
+        if change[i, 0] >= 0:
+            replicas_ED[change[i, 0], change[i, 1]] = 0 if forth else 1
+    for i in range(len(change)):
+        if change[i, 2] >= 0:
+            replicas_ED[change[i, 2], change[i, 3]] = 1 if forth else 0
 
 
 @compiled(
@@ -259,18 +236,32 @@ def best_change(
         By how much the penalty falls beyond the price; 0 where nothing pays.
     """
     experts, devices = replicas_ED.shape
+    loads = len(load_NE)
     change[:] = -1
-    base = set_penalty(load_NE, weight_N, replicas_ED, touch, TAIL_WEIGHT, np.inf)
+    known_NED = np.empty((loads, experts, devices), np.int64)
+    excess_N = np.empty(loads)
+    bound_N = np.empty(loads)
+    base = split_loads(
+        load_NE,
+        replicas_ED,
+        touch,
+        known_NED,
+        excess_N,
+        bound_N,
+        TAIL_WEIGHT,
+        np.inf,
+        weight_N,
+    )
     if base <= price:
         return 0.0
-    # Where judging takes long, a candidate must first do better on a few of the loads.
-    few = len(load_NE) // 4 if touch > 0.0 and len(load_NE) >= 16 else 0
-    few_penalty = set_penalty(
-        load_NE[:few], weight_N[:few], replicas_ED, touch, TAIL_WEIGHT, np.inf
-    )
+    # A candidate must soon do better on a few of the loads.
+    few = loads // 4 if loads >= 16 else 0
+    few_stop = -0.5 * price * few / loads
+    for n in range(few):
+        few_stop += weight_N[n] * excess_N[n] * (1.0 + TAIL_WEIGHT * excess_N[n])
     usage_ED = np.empty((experts, devices))
     relief_ED = np.empty((experts, devices))
-    _survey(load_NE, weight_N, replicas_ED, touch, usage_ED, relief_ED)
+    _survey(load_NE, weight_N, replicas_ED, touch, known_NED, bound_N, usage_ED, relief_ED)
     copies_E = np.zeros(experts, np.int64)
     held_D = np.zeros(devices, np.int64)
     for e in range(experts):
@@ -281,22 +272,41 @@ def best_change(
     drops = np.empty(experts * devices, np.int64)
     total = _least_used(replicas_ED, usage_ED, drops)
     adds = np.argsort((-relief_ED).ravel(), kind="mergesort")
-    best = base  # penalty and price of the best change so far
+    # Penalty and price of the best changes so far.
+    kept = 1 if touch == 0.0 else _SHORTLIST
+    cost_X = np.full(kept, base)
+    change_XCM = np.full((kept, 2, 4), -1)
+    trial = np.full((2, 4), -1)
     exchanges = 0
     for i in range(min(max_adds, len(adds))):
         e1, d1 = adds[i] // devices, adds[i] % devices
         if relief_ED[e1, d1] <= 0.0:
             break
-        replicas_ED[e1, d1] = 1
-        if total < max_replicas and held_D[d1] < capacity_D[d1]:
+        trial[:] = -1
+        trial[0, 2], trial[0, 3] = e1, d1
+        room = total < max_replicas and held_D[d1] < capacity_D[d1]
+        worth = True
+        if room or touch > 0.0:
+            # What does not pay even as one more replica need not be tried in place of another.
+            _apply(replicas_ED, trial, True)
             cost = price + _trial(
-                load_NE, weight_N, replicas_ED, touch, few, few_penalty, best - price
+                load_NE,
+                weight_N,
+                replicas_ED,
+                touch,
+                known_NED,
+                excess_N,
+                bound_N,
+                trial,
+                few,
+                few_stop,
+                cost_X[-1] - price,
             )
-            if cost < best:
-                best = cost
-                change[:] = -1
-                change[0, 2], change[0, 3] = e1, d1
-        else:
+            _apply(replicas_ED, trial, False)
+            worth = cost < cost_X[-1]
+            if room and worth:
+                _shortlist(cost, trial, cost_X, change_XCM)
+        if worth and not room:
             tried = 0
             for j in range(total):
                 e0, d0 = drops[j] // devices, drops[j] % devices
@@ -304,15 +314,24 @@ def best_change(
                     continue
                 if d0 != d1 and held_D[d1] >= capacity_D[d1]:
                     continue
-                replicas_ED[e0, d0] = 0
+                trial[0, 0], trial[0, 1] = e0, d0
+                _apply(replicas_ED, trial, True)
                 cost = price + _trial(
-                    load_NE, weight_N, replicas_ED, touch, few, few_penalty, best - price
+                    load_NE,
+                    weight_N,
+                    replicas_ED,
+                    touch,
+                    known_NED,
+                    excess_N,
+                    bound_N,
+                    trial,
+                    few,
+                    few_stop,
+                    cost_X[-1] - price,
                 )
-                replicas_ED[e0, d0] = 1
-                if cost < best:
-                    best = cost
-                    change[:] = -1
-                    change[0, 0], change[0, 1], change[0, 2], change[0, 3] = e0, d0, e1, d1
+                _apply(replicas_ED, trial, False)
+                if cost < cost_X[-1]:
+                    _shortlist(cost, trial, cost_X, change_XCM)
                 tried += 1
                 if tried >= max_drops:
                     break
@@ -324,20 +343,41 @@ def best_change(
                 if e0 == e1 or replicas_ED[e0, d1] == 0 or replicas_ED[e0, d0] != 0:
                     continue
                 exchanges += 1
-                replicas_ED[e1, d0] = 0
-                replicas_ED[e0, d1] = 0
-                replicas_ED[e0, d0] = 1
+                trial[0, 0], trial[0, 1], trial[0, 2], trial[0, 3] = e1, d0, e1, d1
+                trial[1, 0], trial[1, 1], trial[1, 2], trial[1, 3] = e0, d1, e0, d0
+                _apply(replicas_ED, trial, True)
                 cost = 2.0 * price + _trial(
-                    load_NE, weight_N, replicas_ED, touch, few, few_penalty, best - 2.0 * price
+                    load_NE,
+                    weight_N,
+                    replicas_ED,
+                    touch,
+                    known_NED,
+                    excess_N,
+                    bound_N,
+                    trial,
+                    few,
+                    few_stop,
+                    cost_X[-1] - 2.0 * price,
                 )
-                replicas_ED[e1, d0] = 1
-                replicas_ED[e0, d1] = 1
-                replicas_ED[e0, d0] = 0
-                if cost < best:
-                    best = cost
-                    change[0, 0], change[0, 1], change[0, 2], change[0, 3] = e1, d0, e1, d1
-                    change[1, 0], change[1, 1], change[1, 2], change[1, 3] = e0, d1, e0, d0
-        replicas_ED[e1, d1] = 0
+                _apply(replicas_ED, trial, False)
+                if cost < cost_X[-1]:
+                    _shortlist(cost, trial, cost_X, change_XCM)
+    if touch == 0.0:
+        change[:] = change_XCM[0]
+        return base - cost_X[0]
+    best = base
+    for i in range(kept):
+        if change_XCM[i, 0, 2] < 0:
+            continue
+        paid = price if change_XCM[i, 1, 2] < 0 else 2.0 * price
+        _apply(replicas_ED, change_XCM[i], True)
+        cost = paid + set_penalty(
+            load_NE, weight_N, replicas_ED, touch, TAIL_WEIGHT, best - paid
+        )
+        _apply(replicas_ED, change_XCM[i], False)
+        if cost < best:
+            best = cost
+            change[:] = change_XCM[i]
     return base - best
 
 
@@ -357,10 +397,17 @@ def cheapest_drop(load_NE, weight_N, replicas_ED, touch, limit, drop):
         Mean excess without it, or ``limit``.
     """
     experts, devices = replicas_ED.shape
+    loads = len(load_NE)
+    drop[:] = -1
+    known_NED = np.empty((loads, experts, devices), np.int64)
+    excess_N = np.empty(loads)
+    bound_N = np.empty(loads)
+    split_loads(
+        load_NE, replicas_ED, touch, known_NED, excess_N, bound_N, 0.0, np.inf, weight_N
+    )
     usage_ED = np.empty((experts, devices))
     relief_ED = np.empty((experts, devices))
-    _survey(load_NE, weight_N, replicas_ED, touch, usage_ED, relief_ED)
-    drop[:] = -1
+    _survey(load_NE, weight_N, replicas_ED, touch, known_NED, bound_N, usage_ED, relief_ED)
     best = limit
     order = np.argsort(usage_ED.ravel(), kind="mergesort")
     tried = 0

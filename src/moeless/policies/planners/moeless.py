@@ -35,6 +35,10 @@ _EARLY_PRICE = 0.2
 _RESTART_INTERVAL = 500
 """Steps between two attempts to find a wholly different set."""
 
+_PAYBACK_STEPS = 200
+_PAYBACK_STEPS_TOUCHING = 400
+"""See ``payback_steps``."""
+
 
 @dataclass(kw_only=True)
 class _LayerState:
@@ -71,7 +75,8 @@ class MoelessPlanner:
             nothing is found.
         max_interval: See there.
         payback_steps: A move must win one layer time within so many steps: its device misses a
-            replica while the other one loads.
+            replica while the other one loads. None takes 200, or 400 where touching an expert
+            costs time: there the best sets differ less, and moves are seldom.
 
     Raises:
         ConfigError: A value is out of range.
@@ -87,7 +92,7 @@ class MoelessPlanner:
         window: int = 64,
         interval: int = 5,
         max_interval: int = 80,
-        payback_steps: int = 200,
+        payback_steps: int | None = None,
     ) -> None:
         for name, factor in (
             ("memory_factor", memory_factor),
@@ -98,11 +103,12 @@ class MoelessPlanner:
                     f"planner moeless: {name} {factor} is not a finite number of at least 1 "
                     f"(one replica per expert); use for example 2.0"
                 )
-        if min(window, interval, max_interval, payback_steps) < 1 or not tolerance >= 0:
-            raise ConfigError("planner moeless: window, intervals and payback are at least 1")
         cost = cost or LayerCost(token_s=1.0)
         touch = cost.touch_s / (cost.token_s + 2 * cost.transfer_s)
-        self._touching = touch > 0
+        if payback_steps is None:
+            payback_steps = _PAYBACK_STEPS_TOUCHING if touch > 0 else _PAYBACK_STEPS
+        if min(window, interval, max_interval, payback_steps) < 1 or not tolerance >= 0:
+            raise ConfigError("planner moeless: window, intervals and payback are at least 1")
         self._search_sets = SetSearch(touch)
         self._auto = memory_factor is None
         self._memory_factor = max_memory_factor if memory_factor is None else memory_factor
@@ -294,7 +300,7 @@ class MoelessPlanner:
         """
         known = min(state.observed, self._window)
         late = known > _EARLY_STEPS[-1]
-        thin = thinning(state.replicas_ED, touching=self._touching) if late else 1
+        thin = thinning(state.replicas_ED) if late else 1
         recent_NE = state.window_NE[:known:thin]
         order = np.argsort(np.arange(len(recent_NE)) % 4, kind="stable")
         sample_NE: CountArray = recent_NE[order]

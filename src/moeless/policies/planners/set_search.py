@@ -11,12 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeless.core.plan import CountArray, ReplicaArray
-from moeless.policies.kernels.replica_search import (
-    TAIL_WEIGHT,
-    best_change,
-    cheapest_drop,
-    set_penalty,
-)
+from moeless.policies.kernels.replica_search import best_change, cheapest_drop
+from moeless.policies.kernels.set_judge import TAIL_WEIGHT, set_penalty
 from moeless.policies.planners.topology import random_topology, rename_devices
 
 _RESTARTS = 4
@@ -163,7 +159,9 @@ class SetSearch:
         """
         experts, devices = replicas_ED.shape
         held = int(replicas_ED.sum())
-        if experts * devices > _MOST_RESTARTED or held >= experts + devices:
+        if experts * devices > _MOST_RESTARTED:
+            return []
+        if self._touch == 0.0 and held >= experts + devices:
             return []  # sets that can be connected are good wherever they begin
         sample_NE = load_NE[: max(16, len(load_NE) // 4)]
         weight_N = np.full(len(load_NE), 1.0 / len(load_NE))
@@ -238,13 +236,11 @@ def _breadth(replicas_ED: NDArray[np.uint8]) -> tuple[int, int, int]:
     return (12, 6, 12) if replicas_ED.size <= _LARGE else (6, 4, 4)
 
 
-def thinning(replicas_ED: NDArray[np.uint8], *, touching: bool) -> int:
+def thinning(replicas_ED: NDArray[np.uint8]) -> int:
     """Every how manieth of the recent loads to judge by, so that a search does not take long.
 
     Args:
         replicas_ED: The set, uint8 [E, D].
-        touching: Whether touching an expert costs time.
     """
     size = replicas_ED.size
-    thin = 1 if size <= 256 else 2 if size <= _LARGE else 8
-    return 2 * thin if touching else thin
+    return 1 if size <= 256 else 2 if size <= _LARGE else 8
