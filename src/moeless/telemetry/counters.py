@@ -21,8 +21,6 @@ class LayerStatsDict(TypedDict):
     straggler_mean: list[float | None]
     straggler_last: list[float | None]
     warm_starts: list[int]
-    cold_starts: list[int]
-    blocking_loads: list[int]
 
 
 class LayerStats:
@@ -43,8 +41,6 @@ class LayerStats:
         self._ratio_sum_L = np.zeros(num_layers, dtype=np.float64)
         self._ratio_last_L = np.full(num_layers, np.nan)
         self._warm_L = np.zeros(num_layers, dtype=np.int64)
-        self._cold_L = np.zeros(num_layers, dtype=np.int64)
-        self._blocking_L = np.zeros(num_layers, dtype=np.int64)
 
     def record_split(
         self, layer: int, *, count_E: CountArray, device_tokens_D: CountArray
@@ -70,16 +66,6 @@ class LayerStats:
     def record_warm_starts(self, layer: int, count: int) -> None:
         """Count experts whose tokens found a warm replica."""
         self._warm_L[layer] += count
-
-    def record_load(self, layer: int, *, blocking: bool) -> None:
-        """Count a replica loaded onto a device (a cold start).
-
-        Args:
-            layer: MoE layer.
-            blocking: A token waited for it.
-        """
-        self._cold_L[layer] += 1
-        self._blocking_L[layer] += blocking
 
     @property
     def tokens_LE(self) -> CountArray:
@@ -118,16 +104,6 @@ class LayerStats:
         """Experts whose tokens found a warm replica, all layers and steps."""
         return int(self._warm_L.sum())
 
-    @property
-    def cold_starts(self) -> int:
-        """Replicas loaded onto a device, ahead of their tokens or not."""
-        return int(self._cold_L.sum())
-
-    @property
-    def blocking_loads(self) -> int:
-        """Loads that a token waited for."""
-        return int(self._blocking_L.sum())
-
     def to_dict(self) -> LayerStatsDict:
         """Everything, ready for JSON."""
         return {
@@ -137,8 +113,6 @@ class LayerStats:
             "straggler_mean": without_nan(self.straggler_mean_L),
             "straggler_last": without_nan(self._ratio_last_L),
             "warm_starts": self._warm_L.tolist(),
-            "cold_starts": self._cold_L.tolist(),
-            "blocking_loads": self._blocking_L.tolist(),
         }
 
 

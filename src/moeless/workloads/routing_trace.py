@@ -167,7 +167,7 @@ def write_trace(trace: RoutingTrace, path: Path) -> None:
     arrays: dict[str, Any] = {
         "version": np.int32(FORMAT_VERSION),
         "meta": np.array(trace.meta.to_json()),
-        "loads": trace.loads_NLE.astype(np.uint32),
+        "loads": trace.loads_NLE.astype(np.uint32, copy=False),
         "tokens": trace.tokens_N,
     }
     present = {name: getattr(trace, key) for name, key in _OPTIONAL.items()}

@@ -33,12 +33,12 @@ def test_a_step_without_tokens_is_left_out():
     assert np.isnan(stats.straggler_mean_L).all()
 
 
-def test_starts_and_loads_are_counted():
+def test_warm_starts_are_counted():
     stats = LayerStats(num_layers=2, num_experts=2, num_devices=1)
     stats.record_warm_starts(0, 3)
-    stats.record_load(0, blocking=True)
-    stats.record_load(1, blocking=False)
-    assert (stats.warm_starts, stats.cold_starts, stats.blocking_loads) == (3, 2, 1)
+    stats.record_warm_starts(1, 1)
+    assert stats.warm_starts == 4
+    assert stats.warm_starts_L.tolist() == [3, 1]
 
 
 def test_what_is_read_is_a_copy():
@@ -58,6 +58,4 @@ def test_the_dictionary_is_strict_json():
         "straggler_mean": [None],
         "straggler_last": [None],
         "warm_starts": [0],
-        "cold_starts": [0],
-        "blocking_loads": [0],
     }

@@ -17,7 +17,7 @@ def compiled(signature: str, *, reorders_sums: bool = False) -> Callable[[Any], 
         reorders_sums: Floats may be added in another order and multiplied and added in one step,
             as matrix products do, so that the compiler can use vector instructions.
     """
-    options = {"fastmath": {"reassoc", "contract"}} if reorders_sums else {}
+    options: dict[str, Any] = {"fastmath": {"reassoc", "contract"}} if reorders_sums else {}
 
     def decorate(function: Any) -> Any:
         try:

@@ -371,9 +371,7 @@ def best_change(
             continue
         paid = price if change_XCM[i, 1, 2] < 0 else 2.0 * price
         _apply(replicas_ED, change_XCM[i], True)
-        cost = paid + set_penalty(
-            load_NE, weight_N, replicas_ED, touch, TAIL_WEIGHT, best - paid
-        )
+        cost = paid + set_penalty(load_NE, weight_N, replicas_ED, touch, TAIL_WEIGHT, best - paid)
         _apply(replicas_ED, change_XCM[i], False)
         if cost < best:
             best = cost
@@ -402,9 +400,7 @@ def cheapest_drop(load_NE, weight_N, replicas_ED, touch, limit, drop):
     known_NED = np.empty((loads, experts, devices), np.int64)
     excess_N = np.empty(loads)
     bound_N = np.empty(loads)
-    split_loads(
-        load_NE, replicas_ED, touch, known_NED, excess_N, bound_N, 0.0, np.inf, weight_N
-    )
+    split_loads(load_NE, replicas_ED, touch, known_NED, excess_N, bound_N, 0.0, np.inf, weight_N)
     usage_ED = np.empty((experts, devices))
     relief_ED = np.empty((experts, devices))
     _survey(load_NE, weight_N, replicas_ED, touch, known_NED, bound_N, usage_ED, relief_ED)

@@ -207,9 +207,10 @@ def penalty_near(
                         touched_D[d] += 1
             for i in range(len(gone)):
                 e, d = gone[i, 0], gone[i, 1]
-                if e >= 0 and tokens_ED[e, d] > 0:
-                    if _pass_on(e, d, seat_ED, seats_E, tokens_ED, load_D, touched_D, touch) < 0:
-                        return np.inf
+                if e < 0 or tokens_ED[e, d] == 0:
+                    continue
+                if _pass_on(e, d, seat_ED, seats_E, tokens_ED, load_D, touched_D, touch) < 0:
+                    return np.inf
             slowest_s = improve_split(
                 seat_ED,
                 seats_E,

@@ -76,7 +76,7 @@ class MoelessPlanner:
         max_interval: See there.
         payback_steps: A move must win one layer time within so many steps: its device misses a
             replica while the other one loads. None takes 200, or 400 where touching an expert
-            costs time: there the best sets differ less, and moves are seldom.
+            costs time: there a better set gains less, but for longer.
 
     Raises:
         ConfigError: A value is out of range.
