@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import click
+from prometheus_client import CollectorRegistry
 
 from moeless.cli.main import moeless
 from moeless.core.generation import EngineStats
-from moeless.server.metrics import ServerMetrics
+from moeless.server.metrics import ServerMetrics, families_of
+from moeless.telemetry.engine_metrics import EngineMetrics
 from moeless.telemetry.metric_table import render_metric_table
 
 DOCS = Path(__file__).parent
@@ -57,7 +59,10 @@ def metrics_page() -> str:
     """The page on metrics."""
     stats = EngineStats(running=0, waiting=0, max_batch_size=1, max_model_len=1, healthy=True)
     rows = []
-    for family in ServerMetrics(lambda: stats).families():
+    registry = CollectorRegistry()
+    EngineMetrics(registry)
+    engine = families_of(registry, EngineMetrics.LABELS)
+    for family in ServerMetrics(lambda: stats).families() + engine:
         labels = ", ".join(family.labels) or "–"
         rows.append(f"| `{family.name}` | {family.kind} | {labels} | {family.help} |")
     return (

@@ -13,6 +13,8 @@ from moeless.errors import ModelError
 if TYPE_CHECKING:
     from moeless.bootstrap.experts import ExpertsRuntime
     from moeless.core.generation import TextEngine
+    from moeless.telemetry.engine_metrics import EngineMetrics
+    from moeless.telemetry.tracing import Tracing
 
 DEMO_MODEL = "demo"
 
@@ -93,7 +95,12 @@ def served_model_id(config: EngineConfig) -> str:
 
 
 def start_engine(
-    config: EngineConfig, experts: ExpertsConfig, *, progress: Progress = lambda _: None
+    config: EngineConfig,
+    experts: ExpertsConfig,
+    *,
+    progress: Progress = lambda _: None,
+    metrics: "EngineMetrics | None" = None,
+    tracing: "Tracing | None" = None,
 ) -> RunningEngine:
     """Load a model, start its experts and the step loop.
 
@@ -101,6 +108,8 @@ def start_engine(
         config: The engine.
         experts: The experts.
         progress: Told what happens, and later when a predictor is replaced.
+        metrics: Told of steps and sequences, or None.
+        tracing: Shows some steps of the requests that it traces, or None.
 
     Raises:
         MoelessError: Something is wrong with the model, the options or the machine.
@@ -108,7 +117,9 @@ def start_engine(
     prepare_process(experts)
     import torch
 
+    from moeless.bootstrap.engine_observer import MeteringObserver
     from moeless.bootstrap.experts import check_experts_config, start_experts
+    from moeless.bootstrap.step_tracing import trace_steps
     from moeless.engines.transformers.generation.engine import TransformersTextEngine
     from moeless.engines.transformers.generation.options import EngineOptions
     from moeless.engines.transformers.loader import load_engine_model
@@ -123,6 +134,7 @@ def start_engine(
     progress("starting expert workers")
     runtime = start_experts(loaded, experts, tell=progress)
     try:
+        tracer = None if tracing is None else trace_steps(loaded, runtime, tracing)
         engine = TransformersTextEngine(
             loaded.model,
             loaded.tokenizer,
@@ -133,7 +145,9 @@ def start_engine(
                 max_model_len=config.max_model_len,
                 prefill_chunk_tokens=config.prefill_chunk_tokens,
             ),
+            observer=None if metrics is None else MeteringObserver(metrics),
         )
+        engine.record_steps(tracer)
     except BaseException:
         runtime.close()
         raise

@@ -26,6 +26,7 @@ from moeless.functions.model_placement import ModelPlacement
 from moeless.functions.supervisor.config import SupervisorConfig, WorkerConfig
 from moeless.functions.supervisor.supervisor import Supervisor
 from moeless.policies.keep_alive import KEEP_ALIVES
+from moeless.telemetry.log_format import configure_logging, format_in_use
 
 _STOP_TIMEOUT_S = 3.0
 _LONGEST_BASE = 70
@@ -67,7 +68,11 @@ class SupervisorProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._owner = ours
         self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-m", __spec__.name, "--owner-fd", str(theirs.fileno())],
+            [
+                *(sys.executable, "-m", __spec__.name),
+                *("--owner-fd", str(theirs.fileno())),
+                *("--log-format", format_in_use()),
+            ],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -167,8 +172,9 @@ def main() -> None:
     """Entry point of the process."""
     parser = argparse.ArgumentParser(prog="moeless-supervisor")
     parser.add_argument("--owner-fd", type=int, required=True)
+    parser.add_argument("--log-format", default="text")
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    configure_logging(arguments.log_format)
     try:
         run(socket.socket(fileno=arguments.owner_fd))
     except MoelessError as error:

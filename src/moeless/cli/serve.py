@@ -1,11 +1,18 @@
 """``moeless serve``: an OpenAI-compatible server."""
 
+import logging
 from typing import Any
 
 import click
 
 from moeless.cli.options import engine_config, engine_options, experts_config, experts_options
-from moeless.cli.server_options import is_open_to_others, server_options, server_settings
+from moeless.cli.server_options import (
+    is_open_to_others,
+    server_options,
+    server_settings,
+    trace_config,
+)
+from moeless.telemetry.log_format import configure_logging
 
 
 @click.command()
@@ -25,8 +32,11 @@ def serve(model: str, host: str, port: int, **options: Any) -> None:
     """
     experts = experts_config(options)
     engine = engine_config(model, options)
+    trace = trace_config(options)
+    log_format = options.pop("log_format")
+    configure_logging(log_format, options.pop("log_level"))
     # Everything heavy is imported here, so that --help and wrong options answer at once.
-    settings = server_settings({"host": host, **options})
+    settings = server_settings(host, options)
     from moeless.bootstrap.engine import served_model_id
     from moeless.server import ServerAddress
     from moeless.server.launch import serve_model
@@ -41,12 +51,19 @@ def serve(model: str, host: str, port: int, **options: Any) -> None:
     def announce(address: ServerAddress) -> None:
         click.echo(f"moeless: serving {served_model_id(engine)} on {address.url} (Ctrl-C stops)")
 
+    def say(text: str) -> None:
+        if log_format == "json":
+            logging.getLogger("moeless.serve").info(text)
+        else:
+            click.echo(f"moeless: {text}", err=True)
+
     serve_model(
         engine,
         experts,
         host=host,
         port=port,
         settings=settings,
+        trace=trace,
         on_ready=announce,
-        progress=lambda text: click.echo(f"moeless: {text}", err=True),
+        progress=say,
     )

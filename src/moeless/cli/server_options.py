@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moeless.core.cluster import parse_bytes
+from moeless.telemetry.tracing import TraceConfig
 
 if TYPE_CHECKING:
     from moeless.server import ServerSettings
@@ -86,14 +87,52 @@ def server_options(command: _Command) -> _Command:
             show_default=True,
             help="Open connections; beyond it those that are idle longest are closed.",
         ),
+        click.option(
+            "--log-format",
+            type=click.Choice(["text", "json"]),
+            default="text",
+            show_default=True,
+            help="How lines on stderr look; json is one object a line.",
+        ),
+        click.option(
+            "--log-level",
+            type=click.Choice(["debug", "info", "warning", "error"]),
+            default="warning",
+            show_default=True,
+            help="The least important lines that are written; info has one for each request.",
+        ),
+        click.option(
+            "--trace-endpoint",
+            metavar="URL",
+            help="Send OpenTelemetry traces to this OTLP/HTTP collector, such as "
+            "http://127.0.0.1:4318; needs pip install 'moeless[otel]'.",
+        ),
+        click.option(
+            "--trace-sample",
+            type=click.FloatRange(0, 1),
+            default=0.05,
+            show_default=True,
+            metavar="SHARE",
+            help="Share of requests that are traced, unless their traceparent decides.",
+        ),
     ]
     for option in reversed(options):
         command = option(command)
     return command
 
 
-def server_settings(options: dict[str, Any]) -> "ServerSettings":
-    """Take the server's options, but host and port, out of a command's options.
+def trace_config(options: dict[str, Any]) -> TraceConfig | None:
+    """Take the options of traces out of a command's options.
+
+    Raises:
+        ConfigError: The address cannot be one.
+    """
+    endpoint, sample = options.pop("trace_endpoint"), options.pop("trace_sample")
+    return None if endpoint is None else TraceConfig(endpoint=endpoint, sample=sample)
+
+
+def server_settings(host: str, options: dict[str, Any]) -> "ServerSettings":
+    """Take the limits and keys of a server on ``host`` out of a command's options.
 
     Raises:
         ConfigError: A value is not usable.
@@ -112,7 +151,7 @@ def server_settings(options: dict[str, Any]) -> "ServerSettings":
     return ServerSettings(
         api_keys=keys,
         key_limits=limits,
-        local_names_only=not keys and options["host"] in _LOOPBACK,
+        local_names_only=not keys and host in _LOOPBACK,
         request_timeout_s=options.pop("request_timeout"),
         max_body_bytes=parse_bytes(options.pop("max_body_size"), option="--max-body-size"),
         max_connections=options.pop("max_connections"),

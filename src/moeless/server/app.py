@@ -22,6 +22,7 @@ from moeless.server.settings import ServerSettings
 from moeless.server.state import ServerState
 from moeless.server.tokenizing import TokenizerPool
 from moeless.server.translation import RequestTranslator
+from moeless.telemetry.tracing import Tracing
 
 
 def create_app(
@@ -31,6 +32,7 @@ def create_app(
     metrics_text: Callable[[], bytes] | None = None,
     experts_snapshot: Callable[[], dict[str, Any]] | None = None,
     ready: Callable[[], bool] = lambda: True,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """An OpenAI-compatible application over ``engine``.
 
@@ -42,6 +44,7 @@ def create_app(
         experts_snapshot: JSON state of the experts for ``/moeless/experts``; called off the
             event loop.
         ready: Whether the engine can answer; ``/health`` is 503 until then.
+        tracing: Traces a sample of the requests, or None.
     """
     metrics = ServerMetrics(engine.stats)
     tokenizer = TokenizerPool(engine, settings)
@@ -78,8 +81,8 @@ def create_app(
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(ClientGoneError, _answer_nobody)
     app.add_exception_handler(HTTPException, _answer_http_error)
-    app.add_middleware(GateMiddleware, settings=settings, accounts=state.accounts)
-    app.add_middleware(EdgeMiddleware, metrics=metrics, settings=settings)
+    app.add_middleware(GateMiddleware, settings=settings, accounts=state.accounts, metrics=metrics)
+    app.add_middleware(EdgeMiddleware, metrics=metrics, settings=settings, tracing=tracing)
     app.openapi = lambda: describe(  # type: ignore[method-assign]
         app, model_ids=[engine.model_id], with_keys=bool(settings.api_keys)
     )

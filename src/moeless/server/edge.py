@@ -1,6 +1,6 @@
 """The outermost layer: request ids, counting, and the last answer to an unforeseen error."""
 
-import time
+import re
 import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -8,7 +8,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from moeless.server.encoding import to_response
 from moeless.server.errors import ApiError, internal_error
 from moeless.server.metrics import ServerMetrics
+from moeless.server.record import RequestRecord, keep_record
 from moeless.server.settings import ServerSettings
+from moeless.telemetry.log_format import set_request_id
+from moeless.telemetry.tracing import Tracing
 
 _KNOWN_PATHS = frozenset(
     {
@@ -21,7 +24,8 @@ _KNOWN_PATHS = frozenset(
         "/v1/models",
     }
 )
-ARRIVED_S = "moeless.arrived_s"
+# What may be echoed and logged as it came; anything else gets an id of ours.
+_REQUEST_ID = re.compile(rb"[\w.:/+=-]{1,128}", re.ASCII)
 
 
 class EdgeMiddleware:
@@ -31,27 +35,33 @@ class EdgeMiddleware:
         app: The application.
         metrics: Where to count.
         settings: How long headers may be.
+        tracing: Traces a sample of the requests, or None.
     """
 
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics, settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: ServerMetrics,
+        settings: ServerSettings,
+        tracing: Tracing | None = None,
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._settings = settings
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope[ARRIVED_S] = time.perf_counter()
-        request_id = f"req-{uuid.uuid4().hex}".encode()
-        status = 0
+        record = self._begin_record(scope)
+        stamp = (b"x-request-id", record.request_id.encode())
 
         async def send_stamped(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+                record.status = message["status"]
+                message["headers"] = [*message["headers"], stamp]
             await send(message)
 
         with self._metrics.in_flight.track_inprogress():
@@ -59,12 +69,29 @@ class EdgeMiddleware:
                 await self._enter(scope)(scope, receive, send_stamped)
             except Exception as exc:  # noqa: BLE001 - uvicorn would answer in plain text
                 error = internal_error(exc)
-                if not status:
+                if not record.status:
                     await to_response(error)(scope, receive, send_stamped)
             finally:
                 # 499 as in nginx: gone before there was a status.
-                label = f"{(status or 499) // 100}xx"
-                self._metrics.http_requests.labels(_path_label(scope["path"]), label).inc()
+                record.status = record.status or 499
+                label = f"{record.status // 100}xx"
+                self._metrics.http_requests.labels(record.path, label).inc()
+                record.end()
+
+    def _begin_record(self, scope: Scope) -> RequestRecord:
+        method, path, headers = scope["method"], _path_label(scope["path"]), scope["headers"]
+        given = next((value for name, value in headers if name == b"x-request-id"), b"")
+        known = _REQUEST_ID.fullmatch(given)
+        record = RequestRecord(
+            request_id=given.decode("ascii") if known else f"req-{uuid.uuid4().hex}",
+            method=method,
+            path=path,
+        )
+        set_request_id(record.request_id)
+        if self._tracing is not None:
+            record.trace = self._tracing.begin_request(method, path, headers)
+        keep_record(scope, record)
+        return record
 
     def _enter(self, scope: Scope) -> ASGIApp:
         """The application, or the refusal of a request whose headers are too long."""

@@ -10,6 +10,8 @@ from moeless.server.encoding import to_response
 from moeless.server.errors import ApiError, busy
 from moeless.server.keys import ANYBODY, KeyRing
 from moeless.server.limits import Account, KeyLimits
+from moeless.server.metrics import ServerMetrics
+from moeless.server.record import record_of
 from moeless.server.settings import ServerSettings
 
 _PROTECTED_PREFIXES = ("/v1/", "/moeless/")
@@ -26,12 +28,18 @@ class GateMiddleware:
         app: The application.
         settings: Keys and limits.
         accounts: The account of each key.
+        metrics: Where to count refusals.
     """
 
     def __init__(
-        self, app: ASGIApp, settings: ServerSettings, accounts: dict[str, Account]
+        self,
+        app: ASGIApp,
+        settings: ServerSettings,
+        accounts: dict[str, Account],
+        metrics: ServerMetrics,
     ) -> None:
         self._app = app
+        self._refused = metrics.refused
         self._keys = KeyRing(settings.api_keys)
         self._accounts = accounts
         self._local_only = settings.local_names_only
@@ -46,6 +54,7 @@ class GateMiddleware:
         try:
             account = self._admit(scope)
         except ApiError as error:
+            self._refused.labels(error.code).inc()
             await to_response(error)(scope, receive, send)
             return
         scope[_ACCOUNT] = account
@@ -68,6 +77,7 @@ class GateMiddleware:
         if name is None:
             raise _unauthorized()
         account = self._accounts[name]
+        record_of(scope).key = name
         if _generates(scope):
             if self._generating >= self._limit:
                 raise busy(

@@ -10,6 +10,7 @@ from moeless.server.errors import engine_failed, engine_unavailable, from_engine
 from moeless.server.limits import Account
 from moeless.server.metrics import ServerMetrics
 from moeless.server.plan import ChoicePlan, GenerationPlan
+from moeless.server.record import RequestRecord
 
 OnEvent = Callable[[ChoicePlan, TokenEvent], Awaitable[None]]
 
@@ -22,8 +23,7 @@ class Generation:
         plan: The sequences.
         metrics: Times and counts tokens.
         account: Whose tokens they are.
-        path: Label of the endpoint.
-        arrived_s: When the request arrived, on ``time.perf_counter``.
+        record: Of the request.
     """
 
     def __init__(
@@ -33,18 +33,18 @@ class Generation:
         *,
         metrics: ServerMetrics,
         account: Account,
-        path: str,
-        arrived_s: float,
+        record: RequestRecord,
     ) -> None:
         self.plan = plan
         self._engine = engine
         self._metrics = metrics
         self._account = account
-        self._path = path
-        self._arrived_s = arrived_s
+        self._record = record
+        self._record.answer_id = plan.answer_id
         self._streams: dict[int, GenerationStream] = {}
         self._tokens: dict[int, int] = {}
-        self._outcome = "cancelled"
+        self._first_s: dict[int, float] = {}
+        self._record.outcome = "cancelled"
         self._closed = False
 
     @property
@@ -60,12 +60,15 @@ class Generation:
         """
         try:
             for choice in self.plan.choices:
+                if self._record.trace is not None:
+                    self._record.trace.follow(choice.request.request_id)
                 self._streams[choice.index] = self._engine.submit(choice.request)
         except MoelessError as exc:
-            self._outcome = "refused"
+            self._record.outcome = "refused"
             raise from_engine(exc, prompt_param=self.plan.prompt_param) from None
         self._metrics.prompt_tokens.inc(self.plan.prompt_tokens)
         self._account.use_prompt(self.plan.prompt_tokens)
+        self._record.prompt_tokens = self.plan.prompt_tokens
 
     async def run(self, on_event: OnEvent) -> None:
         """Await ``on_event`` for each event; the events of one choice come in order.
@@ -79,9 +82,9 @@ class Generation:
                     stream = self._streams[choice.index]
                     group.create_task(self._follow(choice, stream, on_event))
         except BaseExceptionGroup as failed:
-            self._outcome = "failed"
+            self._record.outcome = "failed"
             raise failed.exceptions[0] from None
-        self._outcome = "finished"
+        self._record.outcome = "finished"
 
     def close(self) -> None:
         """Cancel what still runs; calling it again does nothing."""
@@ -90,8 +93,10 @@ class Generation:
         self._closed = True
         for index in self._streams:
             self._engine.cancel(self.plan.choices[index].request.request_id)
-        self._metrics.request_duration.labels(self._path, self._outcome).observe(
-            time.perf_counter() - self._arrived_s
+        record = self._record
+        record.generated_tokens = self.completion_tokens
+        self._metrics.request_duration.labels(record.path, record.outcome).observe(
+            time.perf_counter() - record.arrived_s
         )
 
     async def _follow(
@@ -102,9 +107,10 @@ class Generation:
             event = await _next_event(stream)
             self._count_tokens(choice.index, event)
             if event.token_ids:
-                last_s = self._time_token(last_s)
+                last_s = self._time_token(choice, last_s)
             if event.finish_reason is not None:
                 del self._streams[choice.index]
+                self._time_choice(choice, last_s)
             _raise_if_failed(event)
             await on_event(choice, event)
             if event.finish_reason is not None:
@@ -119,13 +125,26 @@ class Generation:
             self._metrics.generated_tokens.inc(now - before)
             self._account.use_generated(now - before)
 
-    def _time_token(self, last_s: float | None) -> float:
-        now_s = time.perf_counter()
+    def _time_token(self, choice: ChoicePlan, last_s: float | None) -> float:
+        now_s, record = time.perf_counter(), self._record
         if last_s is None:
-            self._metrics.time_to_first_token.labels(self._path).observe(now_s - self._arrived_s)
+            self._first_s[choice.index] = now_s
+            record.first_token_s = record.first_token_s or now_s
+            self._metrics.time_to_first_token.labels(record.path).observe(now_s - record.arrived_s)
+            if record.trace is not None:
+                record.trace.first_token(choice.request.request_id)
         else:
-            self._metrics.inter_token_latency.labels(self._path).observe(now_s - last_s)
+            self._metrics.inter_token_latency.labels(record.path).observe(now_s - last_s)
         return now_s
+
+    def _time_choice(self, choice: ChoicePlan, last_s: float | None) -> None:
+        """A choice has ended."""
+        tokens = self._tokens.get(choice.index, 0)
+        if last_s is not None and tokens > 1:
+            each_s = (last_s - self._first_s[choice.index]) / (tokens - 1)
+            self._metrics.time_per_output_token.labels(self._record.path).observe(each_s)
+        if self._record.trace is not None:
+            self._record.trace.end_sequence(choice.request.request_id, tokens=tokens)
 
 
 async def _next_event(stream: GenerationStream) -> TokenEvent:

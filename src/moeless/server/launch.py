@@ -4,14 +4,18 @@ import signal
 from collections.abc import Callable
 from types import FrameType
 
+from prometheus_client import CollectorRegistry, generate_latest
+
 from moeless.bootstrap.engine import Progress, RunningEngine, start_engine
 from moeless.config import EngineConfig, ExpertsConfig
 from moeless.errors import MoelessError
 from moeless.server.app import create_app
 from moeless.server.run import ServerAddress, run_server
 from moeless.server.settings import ServerSettings
+from moeless.telemetry.engine_metrics import EngineMetrics
 from moeless.telemetry.metrics import register_runtime
 from moeless.telemetry.snapshot import RuntimeSnapshot
+from moeless.telemetry.tracing import TraceConfig, Tracing
 
 
 def serve_model(
@@ -21,6 +25,7 @@ def serve_model(
     host: str,
     port: int,
     settings: ServerSettings,
+    trace: TraceConfig | None,
     on_ready: Callable[[ServerAddress], None],
     progress: Progress,
 ) -> None:
@@ -32,6 +37,7 @@ def serve_model(
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
         settings: Limits and keys of the server.
+        trace: What is traced, or None for nothing.
         on_ready: Told the real address once the server can answer.
         progress: Told what happens until then.
 
@@ -41,35 +47,40 @@ def serve_model(
     # While the model loads a SIGTERM must unwind, too, so that no worker stays behind.
     previous = signal.signal(signal.SIGTERM, _interrupt)
     running: RunningEngine | None = None
+    tracing: Tracing | None = None
+    registry = CollectorRegistry()
     try:
-        running = start_engine(engine, experts, progress=progress)
+        tracing = None if trace is None else Tracing(trace)
+        running = start_engine(
+            engine, experts, progress=progress, metrics=EngineMetrics(registry), tracing=tracing
+        )
+        register_runtime(registry, _snapshot_of(running))
         app = create_app(
             running.engine,
             settings=settings,
-            metrics_text=_metrics_of(running),
+            metrics_text=lambda: generate_latest(registry),
             experts_snapshot=lambda: running.experts.snapshot().to_dict(),
             ready=running.experts.is_alive,
+            tracing=tracing,
         )
         run_server(app, host, port, on_ready)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # closing takes a second at most
         if running is not None:
             running.close()
+        if tracing is not None:
+            tracing.close()
         signal.signal(signal.SIGTERM, previous)
 
 
-def _metrics_of(running: RunningEngine) -> Callable[[], bytes]:
-    from prometheus_client import CollectorRegistry, generate_latest
-
+def _snapshot_of(running: RunningEngine) -> Callable[[], RuntimeSnapshot | None]:
     def take_snapshot() -> RuntimeSnapshot | None:
         try:
             return running.experts.snapshot()
         except MoelessError:
             return None  # a scrape must not fail because the platform is restarting
 
-    registry = CollectorRegistry()
-    register_runtime(registry, take_snapshot)
-    return lambda: generate_latest(registry)
+    return take_snapshot
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

@@ -1,6 +1,6 @@
 """The server's own Prometheus metrics, in a registry of their own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -24,8 +24,10 @@ class MetricFamily:
 
 _LABELS = {
     "moeless_http_requests": ("path", "status_class"),
+    "moeless_http_refused": ("code",),
     "moeless_time_to_first_token_seconds": ("path",),
     "moeless_inter_token_latency_seconds": ("path",),
+    "moeless_time_per_output_token_seconds": ("path",),
     "moeless_request_duration_seconds": ("path", "outcome"),
 }
 
@@ -50,6 +52,12 @@ class ServerMetrics:
             "HTTP requests being answered.",
             registry=self._registry,
         )
+        self.refused = Counter(
+            "moeless_http_refused",
+            "Requests refused at the door: no valid key, a limit, a page of another site.",
+            _LABELS["moeless_http_refused"],
+            registry=self._registry,
+        )
         self.time_to_first_token = Histogram(
             "moeless_time_to_first_token_seconds",
             "From the arrival of a request to the first token of each of its choices.",
@@ -61,6 +69,13 @@ class ServerMetrics:
             "moeless_inter_token_latency_seconds",
             "Between the tokens of one choice.",
             _LABELS["moeless_inter_token_latency_seconds"],
+            buckets=_GAP_S,
+            registry=self._registry,
+        )
+        self.time_per_output_token = Histogram(
+            "moeless_time_per_output_token_seconds",
+            "Mean time of each further token of one choice after its first.",
+            _LABELS["moeless_time_per_output_token_seconds"],
             buckets=_GAP_S,
             registry=self._registry,
         )
@@ -87,19 +102,34 @@ class ServerMetrics:
 
     def families(self) -> list["MetricFamily"]:
         """Name, kind, labels and meaning of each metric, for the documentation."""
-        found = []
-        for metric in self._registry.collect():
-            kind = metric.type
-            name = f"{metric.name}_total" if kind == "counter" else metric.name
-            labels = _LABELS.get(metric.name, ())
-            found.append(
-                MetricFamily(name=name, kind=kind, labels=labels, help=metric.documentation)
-            )
-        return found
+        return families_of(self._registry, _LABELS)
 
     def render(self) -> bytes:
         """Prometheus text of this server."""
         return generate_latest(self._registry)
+
+
+def families_of(
+    registry: CollectorRegistry, labels: Mapping[str, tuple[str, ...]]
+) -> list[MetricFamily]:
+    """What is in a registry, for the documentation.
+
+    Args:
+        registry: Its metrics have been made, with or without values.
+        labels: Label names of the metrics that have some.
+    """
+    found = []
+    for metric in registry.collect():
+        name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+        found.append(
+            MetricFamily(
+                name=name,
+                kind=metric.type,
+                labels=labels.get(metric.name, ()),
+                help=metric.documentation,
+            )
+        )
+    return found
 
 
 def combine_metrics(own: bytes, other: bytes) -> bytes:

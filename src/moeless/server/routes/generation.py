@@ -9,7 +9,6 @@ from starlette.responses import Response
 
 from moeless.server.body import BodyT, parse_request
 from moeless.server.connection import run_while_connected
-from moeless.server.edge import ARRIVED_S
 from moeless.server.errors import unavailable
 from moeless.server.formats.base import AnswerFormat
 from moeless.server.formats.chat import ChatFormat
@@ -18,6 +17,7 @@ from moeless.server.gate import account_of
 from moeless.server.generation import Generation
 from moeless.server.openapi import body_of, generation_responses
 from moeless.server.plan import GenerationPlan
+from moeless.server.record import record_of
 from moeless.server.schemas.answers import ChatCompletion, Completion
 from moeless.server.schemas.chat import ChatBody
 from moeless.server.schemas.completions import CompletionBody
@@ -104,8 +104,7 @@ def _respond(
         plan,
         metrics=state.metrics,
         account=account_of(request.scope),
-        path=request.url.path,
-        arrived_s=request.scope[ARRIVED_S],
+        record=record_of(request.scope),
     )
     timeout_s = state.settings.request_timeout_s
     if body.stream:

@@ -5,8 +5,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from moeless.errors import MoelessError
 from moeless.server.encoding import JsonResponse
-from moeless.server.errors import ApiError, unavailable
+from moeless.server.errors import ApiError, engine_unavailable, unavailable
 from moeless.server.metrics import CONTENT_TYPE, combine_metrics
 from moeless.server.openapi import answer_of, error_responses, text_of
 from moeless.server.schemas.answers import Health
@@ -50,4 +51,7 @@ async def get_experts(request: Request) -> Response:
         raise ApiError(
             "this server has no experts to show", status=404, code="no_experts_snapshot"
         )
-    return JsonResponse(await run_in_threadpool(state.experts_snapshot))
+    try:
+        return JsonResponse(await run_in_threadpool(state.experts_snapshot))
+    except MoelessError as exc:
+        raise engine_unavailable(f"the experts do not answer: {exc}") from None

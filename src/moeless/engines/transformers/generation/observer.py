@@ -62,6 +62,9 @@ class GenerationObserver:
     def request_submitted(self, prompt_tokens: int) -> None:
         """A request was accepted."""
 
+    def request_started(self, wait_s: float) -> None:
+        """A request's first forward begins, ``wait_s`` after it was submitted."""
+
     def first_token(self, ttft_s: float, prompt_tokens: int) -> None:
         """A request has its first token, ``ttft_s`` after it was submitted."""
 

@@ -125,11 +125,19 @@ class StepLoop:
             return False
         if not isinstance(step, PrefillStep):
             self._decode()
-        elif len(step.pieces) > 1:
+            return True
+        self._tell_started(step)
+        if len(step.pieces) > 1:
             self._prefill_packed(step)
         else:
             self._prefill(step.pieces[0])
         return True
+
+    def _tell_started(self, step: PrefillStep[Sequence]) -> None:
+        now_s = self._clock()
+        for piece in step.pieces:
+            if piece.start == 0:
+                tell(self._observer.request_started, now_s - piece.sequence.arrived_s)
 
     def probe(self) -> None:
         """Try a broken model again with a token of our own."""
