@@ -44,6 +44,7 @@ class DemandingModel(Protocol):
     function_bytes: int
     board: Board
     demands: dict[int, Demand]
+    barred: dict[int, str]
 
     def function(self, layer: int, expert: int) -> FunctionId:
         """The id of one of the model's functions."""
@@ -55,15 +56,11 @@ class DemandDesk:
 
     Args:
         pools: One per device.
-        up: Devices whose host is ready; kept up to date by the owner.
         returning: Devices whose next host is on its way; kept up to date by the owner.
     """
 
-    def __init__(
-        self, pools: Sequence[DevicePool], *, up: Collection[int], returning: Collection[int]
-    ) -> None:
+    def __init__(self, pools: Sequence[DevicePool], *, returning: Collection[int]) -> None:
         self._pools = pools
-        self._up = up
         self._returning = returning
         self._finished: list[DemandResult] = []
 
@@ -117,6 +114,7 @@ class DemandDesk:
                 # Without room a device is waited for, but not in place of one that failed.
                 if pool is None and not reasons and self._returning:
                     continue
+                reasons = reasons or list(model.barred.values())
                 if pool is None or (reasons and free_D[pool.device] <= 0):
                     reason = reasons[0] if reasons else "no device is up that could hold it"
                     where = f"layer {function.layer}, expert {function.expert}"
@@ -172,7 +170,7 @@ class DemandDesk:
         able = [
             pool
             for pool in self._pools
-            if pool.device in self._up
+            if model.board.device_up_D[pool.device]
             and pool.device not in failed
             and pool.budget_bytes >= model.function_bytes
         ]

@@ -52,6 +52,18 @@ class PlacementPlatform(Protocol):
         """Evict what could not be released when it became surplus."""
         ...
 
+    def want(
+        self,
+        model: "ModelPlacement",
+        layer: int,
+        expert: int,
+        device: int,
+        *,
+        load_tokens: float = 0.0,
+    ) -> None:
+        """Have a planned replica made warm, unless its load failed a moment ago."""
+        ...
+
     def advance(self) -> None:
         """Issue all loads and evictions that the pools want and can afford now."""
         ...
@@ -92,6 +104,8 @@ class ModelPlacement:
         self.plans = 0
         self.plan_s = SampleWindow()
         self.demands: dict[int, Demand] = {}
+        self.barred: dict[int, str] = {}
+        """Devices that cannot serve the model although they are up, with the reason."""
 
     def attach(self, board: Board) -> None:
         """Take the board of a new engine, on which nothing is planned yet."""
@@ -176,11 +190,8 @@ class ModelPlacement:
             self._platform.pools[device].unwant(self.function(layer, expert))
         for expert, device in diff.start:
             if board.device_up_D[device] and plan.load_E[expert] > 0:
-                self._platform.pools[device].want(
-                    self.function(layer, expert),
-                    num_bytes=self.function_bytes,
-                    load_tokens=float(plan.load_E[expert]),
-                )
+                load_tokens = float(plan.load_E[expert])
+                self._platform.want(self, layer, expert, device, load_tokens=load_tokens)
         self._platform.release_surplus(self, layer)
         if diff.start:
             self._platform.advance()

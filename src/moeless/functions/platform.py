@@ -19,6 +19,7 @@ from moeless.functions.board import Board
 from moeless.functions.demands import DemandDesk, DemandResult
 from moeless.functions.host_port import HostPort
 from moeless.functions.lifecycle import Instance
+from moeless.functions.load_retries import LoadRetries
 from moeless.functions.model_placement import ModelPlacement
 from moeless.functions.need_order import NeedOrder
 from moeless.functions.pool import DevicePool, Evict, Load
@@ -57,8 +58,9 @@ class Platform:
         self._keep_alive = keep_alive
         self._sink = sink
         self._returning: set[int] = set()
-        self._desk = DemandDesk(self.pools, up=self.hosts, returning=self._returning)
+        self._desk = DemandDesk(self.pools, returning=self._returning)
         self._load_began_s: dict[tuple[FunctionId, int], float] = {}
+        self._retries = LoadRetries()
 
     # Models and devices
 
@@ -101,7 +103,8 @@ class Platform:
             max_replicas=max_replicas,
         )
         board.layer[0] = -1  # no layer has run
-        board.device_up_D[:] = [d in self.hosts for d in range(len(self.pools))]
+        up = [d in self.hosts and d not in model.barred for d in range(len(self.pools))]
+        board.device_up_D[:] = up
         self.models[spec.model_id] = model
         self.meters[spec.model_id] = ResidencyMeter(spec.num_layers, now_s=self.clock.now_s())
         return model
@@ -135,16 +138,54 @@ class Platform:
         """A device's host is ready; what is planned for it is loaded."""
         self.hosts[device] = host
         self._returning.discard(device)
+        self._retries.forget_device(device)
         for model in self.models.values():
             model.board.device_generation_D[device] += 1
-            model.board.device_up_D[device] = 1
-            model.unsettle()
-            for layer, expert in np.argwhere(model.board.planned_LED[:, :, device]):
-                self.pools[device].want(
-                    model.function(int(layer), int(expert)),
-                    num_bytes=model.function_bytes,
-                )
+            if device not in model.barred:
+                self._open_device(model, device)
         self.advance()
+
+    def bar(self, model: ModelPlacement, device: int, *, reason: str) -> None:
+        """A device that is up, or soon will be, cannot serve a model; others it can.
+
+        Args:
+            model: Which model.
+            device: Which device.
+            reason: Told to tokens that wait for the model while no device can serve it.
+        """
+        model.barred[device] = reason
+        if model.board.device_up_D[device]:
+            model.board.device_up_D[device] = 0
+            self.pools[device].unwant_model(model.spec.model_id)
+        self.advance()
+
+    def unbar(self, model: ModelPlacement, device: int) -> None:
+        """A device can serve a model again."""
+        if model.barred.pop(device, None) is not None and device in self.hosts:
+            self._open_device(model, device)
+            self.advance()
+
+    def _open_device(self, model: ModelPlacement, device: int) -> None:
+        model.board.device_up_D[device] = 1
+        model.unsettle()
+        for layer, expert in np.argwhere(model.board.planned_LED[:, :, device]):
+            self.want(model, int(layer), int(expert), device)
+
+    def want(
+        self,
+        model: ModelPlacement,
+        layer: int,
+        expert: int,
+        device: int,
+        *,
+        load_tokens: float = 0.0,
+    ) -> None:
+        """Have a planned replica made warm, unless its load failed a moment ago."""
+        function = model.function(layer, expert)
+        if not self._retries.must_wait(function, device, now_s=self.clock.now_s()):
+            self.pools[device].want(
+                function, num_bytes=model.function_bytes, load_tokens=load_tokens
+            )
 
     def device_down(self, device: int, *, returns: bool = False) -> None:
         """A device's host is gone with all its instances; waiting tokens are served elsewhere.
@@ -194,6 +235,7 @@ class Platform:
         model.board.warm_LED[function.layer, function.expert, device] = 1
         model.cold_starts_L[function.layer] += 1
         model.blocking_loads += instance.blocking
+        self._retries.note_success(function, device)
         self._desk.note_loaded(model, function)
         self._sink.emit(
             InstanceLoaded(
@@ -218,6 +260,7 @@ class Platform:
         model = self.models[function.model]
         model.failed_loads += 1
         model.unsettle(function.layer)
+        self._retries.note_failure(function, device, now_s=now_s)
         self._desk.note_failed(model, function, device, reason=reason)
         self._sink.emit(
             LoadFailed(
@@ -252,8 +295,9 @@ class Platform:
     # Time passes
 
     def tick(self) -> None:
-        """Retire what has been idle for too long; call it now and then."""
+        """Retire what has been idle for too long, try failed loads again; call it now and then."""
         now_s = self.clock.now_s()
+        self._try_again(now_s)
         for model in self.models.values():
             self.release_held_back(model)
         for pool in self.pools:
@@ -265,6 +309,17 @@ class Platform:
                 self._carry_out(
                     pool, pool.evict(instance.function, reason="keep-alive", now_s=now_s)
                 )
+
+    def _try_again(self, now_s: float) -> None:
+        for function, device in self._retries.due(now_s=now_s):
+            model, place = self.models[function.model], (function.layer, function.expert, device)
+            board = model.board
+            if board.planned_LED[place] and board.device_up_D[device]:
+                if not board.warm_LED[place]:
+                    self.want(model, *place)
+            else:
+                self._retries.note_success(function, device)  # nobody wants it any more
+        self.advance()
 
     def release_surplus(self, model: ModelPlacement, layer: int) -> None:
         """Evict a layer's surplus replicas; later if the layer is being computed now."""

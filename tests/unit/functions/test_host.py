@@ -9,10 +9,11 @@ import torch
 from torch.nn.functional import linear, relu, silu
 
 from moeless.core.model import ExpertShape, FunctionId, ModelSpec
-from moeless.errors import FunctionError
+from moeless.errors import CheckpointError, FunctionError
 from moeless.functions.compute import together
 from moeless.functions.compute.padded import Padding
 from moeless.functions.host import NOT_WARM, OK, ExpertHost, function_bytes
+from moeless.functions.store.digest import digest_weights
 from moeless.functions.store.expert_weights import ExpertWeights
 
 EXPERTS = 6
@@ -23,9 +24,10 @@ class Store:
 
     def __init__(self, shape):
         self._shape = shape
+        self.seed = 0
 
     def load(self, layer, expert):
-        generator = torch.Generator().manual_seed(100 * layer + expert)
+        generator = torch.Generator().manual_seed(self.seed + 100 * layer + expert)
         hidden, inner = self._shape.hidden, self._shape.intermediate
         dtype = getattr(torch, self._shape.dtype)
 
@@ -320,3 +322,45 @@ def test_a_thread_that_loads_leaves_the_threads_of_others_as_they_were():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_weights_that_changed_since_they_were_first_loaded_are_refused():
+    host, store = make_host(ExpertShape(hidden=8, intermediate=4), warm=[2])
+    function = FunctionId("m", 1, 2)
+    known = host.digest(function)
+    host.evict(function)
+    store.seed = 7
+    with pytest.raises(CheckpointError, match="layer 1, expert 2 are not those that were served"):
+        host.load(function)
+    store.seed = 0
+    host.load(function)
+    assert host.digest(function) == known
+
+
+def test_weights_that_differ_from_what_another_host_loaded_are_refused():
+    host, _ = make_host(ExpertShape(hidden=8, intermediate=4), warm=[2])
+    other, store = make_host(ExpertShape(hidden=8, intermediate=4), warm=[])
+    function = FunctionId("m", 1, 2)
+    store.seed = 7
+    with pytest.raises(CheckpointError, match="restore it"):
+        other.load(function, digest=host.digest(function))
+    store.seed = 0
+    other.load(function, digest=host.digest(function))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_digest_heeds_every_value_and_its_place(dtype):
+    shape = ExpertShape(hidden=64, intermediate=48, dtype=dtype, bias=True)
+    weights = Store(shape).load(0, 0)
+    before = digest_weights(weights)
+    for tensor in weights.tensors():
+        flat = tensor.view(-1)
+        for place in (0, len(flat) // 2, len(flat) - 1):
+            kept = flat[place].clone()
+            flat[place] += 1
+            assert digest_weights(weights) != before
+            flat[place] = kept
+    first = weights.down.view(-1)[0].clone()
+    weights.down.view(-1)[0] = weights.down.view(-1)[1]
+    weights.down.view(-1)[1] = first
+    assert digest_weights(weights) != before

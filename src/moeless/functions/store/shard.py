@@ -38,6 +38,11 @@ class TensorEntry(NamedTuple):
     begin: int
     num_bytes: int
 
+    @property
+    def form(self) -> tuple[str, tuple[int, ...]]:
+        """What a reader relies on: dtype and shape."""
+        return self.dtype, self.shape
+
 
 class _Descriptor:
     """An open file that closes when its last user is done.
@@ -71,6 +76,7 @@ class Shard:
         self.path = path
         self._lock = threading.Lock()
         self._opened: _Opened | None = None
+        self._forms: dict[str, tuple[str, tuple[int, ...]]] = {}  # as they were at first
 
     def entries(self) -> dict[str, TensorEntry]:
         """All tensors of the shard.
@@ -92,15 +98,15 @@ class Shard:
             CheckpointError: The shard is gone, was truncated or replaced by something else, or
                 cannot be read; names the file and the tensor.
         """
-        before = self._opened
         try:
             opened = self._current()
         except CheckpointError as error:
             raise CheckpointError(f"tensor {key}: {error}") from error
         entry = opened.entries.get(key)
-        if entry is None or (before is not None and before.entries.get(key) != entry):
+        if entry is None or entry.form != self._forms.get(key):
             raise CheckpointError(
-                f"tensor {key}: shard {self.path} was replaced by another file; restart"
+                f"tensor {key}: shard {self.path} was replaced by another file; restore it, or "
+                f"restart with the new one"
             )
         offset, done = entry.begin + begin, 0
         while done < len(buffer):
@@ -142,6 +148,8 @@ class Shard:
             status = os.fstat(file.number)
             entries = _read_header(self.path, file.number, status.st_size)
             self._opened = _Opened(file, _identity(status), entries)
+            if not self._forms:
+                self._forms = {key: entry.form for key, entry in entries.items()}
             return self._opened
 
 

@@ -28,6 +28,8 @@ from moeless.functions.wire import spec_from_json
 _log = logging.getLogger(__name__)
 _START_TRIES = 3
 """Workers that may fail in a row before an engine that waits for them is refused."""
+_TICKS_PER_TRY = 8
+"""Looks around between two attempts to have a worker serve a model that it could not serve."""
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, OverflowError)
 """What a message raises whose fields are not what they should be."""
 
@@ -75,6 +77,7 @@ class Engines:
         self._joined: dict[int, Joined] = {}
         self._sources: dict[str, tuple[str, str]] = {}
         self._next_number = 0
+        self._ticks = 0
         self.fleet: Fleet | None = None
         """The workers; set once, before the first message."""
 
@@ -243,17 +246,42 @@ class Engines:
                 if joined.model is None:
                     self._refuse(joined, message["error"])
                 else:
-                    self.fleet.lose(worker, message["error"])
+                    self._bar(joined.model, worker, message["error"])
                 return
             if joined.model is not None:  # a restarted worker: first the channel, then loads
                 order, fds = joined.attachment.worker_order(worker.device)
                 worker.order(order, fds=fds)
-            self._platform.device_up(worker.device, worker)
+                self._platform.unbar(joined.model, worker.device)
+            self._take_in(worker)
             self._replan_fixed()
             joined.awaited.discard(worker.device)
             joined.function_bytes = max(joined.function_bytes, int(message["function_bytes"]))
             if joined.model is None and not joined.awaited:
                 self._complete(joined)
+
+    def _take_in(self, worker: WorkerProcess) -> None:
+        """A worker knows the models, or why it cannot: it may carry out orders."""
+        if worker.device not in self._platform.hosts:
+            self._platform.device_up(worker.device, worker)
+
+    def _bar(self, model: ModelPlacement, worker: WorkerProcess, reason: str) -> None:
+        """A restarted worker cannot serve a model, whose files are damaged as a rule."""
+        if worker.device not in model.barred:
+            _log.warning(
+                "device %d cannot serve %s: %s", worker.device, model.spec.model_id, reason
+            )
+        self._platform.bar(model, worker.device, reason=reason)
+        self._take_in(worker)
+
+    def tick(self) -> None:
+        """Have workers try models again that they could not serve."""
+        self._ticks += 1
+        if self._ticks % _TICKS_PER_TRY:
+            return
+        for joined in self._joined.values():
+            for worker in self._workers():
+                if joined.model is not None and worker.device in joined.model.barred:
+                    _introduce(worker, joined)
 
     def worker_lost(self, device: int, *, reason: str, failures: int) -> None:
         """A device has lost its worker: its successor has to learn the models, too."""

@@ -71,6 +71,7 @@ class Fleet:
         self._sink = sink
         self._owner = owner
         self._workers: dict[int, WorkerProcess] = {}
+        self._digests: dict[FunctionId, str] = {}
         self._restart_at_s: dict[int, float] = {}
         self._restarts = [0] * len(config.workers)
         self._failures = [0] * len(config.workers)
@@ -80,7 +81,7 @@ class Fleet:
             "ready": self._ready,
             "model": owner.worker_knows_model,
             "attached": lambda *_: None,
-            "loaded": lambda w, m: platform.loaded(w.device, _function(m)),
+            "loaded": self._loaded,
             "failed": lambda w, m: platform.failed(w.device, _function(m), reason=m["reason"]),
             "evicted": lambda w, m: platform.evicted(w.device, _function(m), reason=m["reason"]),
         }
@@ -175,7 +176,10 @@ class Fleet:
 
     def _start(self, device: int) -> None:
         worker = WorkerProcess(
-            device, self._config.workers[device], generation=self._restarts[device]
+            device,
+            self._config.workers[device],
+            generation=self._restarts[device],
+            digests=self._digests,
         )
         self._workers[device] = worker
         self._started_s[device] = self._clock.now_s()
@@ -197,6 +201,11 @@ class Fleet:
         if message["op"] != "ready":
             worker.note_answer()
         self._handlers[message["op"]](worker, message)
+
+    def _loaded(self, worker: WorkerProcess, message: Message) -> None:
+        function = _function(message)
+        self._digests.setdefault(function, str(message["digest"]))
+        self._platform.loaded(worker.device, function)
 
     def _ready(self, worker: WorkerProcess, _message: Message) -> None:
         worker.ready = True

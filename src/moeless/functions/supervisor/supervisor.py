@@ -142,6 +142,7 @@ class Supervisor:
         now_s = self._clock.now_s()
         self._platform.tick()
         self._fleet.tick()
+        self._engines.tick()
         if len(self._engines):
             self._leave_at_s = None
         elif self._owner is None:

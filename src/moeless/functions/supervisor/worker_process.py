@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from moeless.core.model import FunctionId
 from moeless.functions.messages import Message, send
@@ -29,9 +29,18 @@ class WorkerProcess:
         device: Device index.
         config: How to run it.
         generation: How many workers the device has had before.
+        digests: Of functions' weights when they were first loaded; kept by the owner.
     """
 
-    def __init__(self, device: int, config: WorkerConfig, *, generation: int) -> None:
+    def __init__(
+        self,
+        device: int,
+        config: WorkerConfig,
+        *,
+        generation: int,
+        digests: Mapping[FunctionId, str],
+    ) -> None:
+        self._digests = digests
         self.device = device
         self.generation = generation
         self.ready = False
@@ -76,7 +85,8 @@ class WorkerProcess:
 
     def load(self, function: FunctionId) -> None:
         """Begin to load."""
-        self.order({"op": "load", "function": function})
+        digest = self._digests.get(function)
+        self.order({"op": "load", "function": function, "digest": digest})
 
     def evict(self, function: FunctionId, *, reason: str) -> None:
         """Begin to evict."""

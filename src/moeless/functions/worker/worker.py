@@ -20,7 +20,7 @@ from moeless.core.model import FunctionId
 from moeless.errors import MoelessError
 from moeless.functions import shared_memory
 from moeless.functions.channel import SPIN_IS_SAFE, ChannelShape, Mailbox, hush, new_doorbell, ring
-from moeless.functions.host import ExpertHost
+from moeless.functions.host import FAILED, ExpertHost
 from moeless.functions.messages import Message, close_all, receive, send
 from moeless.functions.payload import Payload
 from moeless.functions.store.store import ExpertStore
@@ -58,6 +58,7 @@ class Worker:
         self._changed_bell = new_doorbell()
         self._changed = True
         self._to_close: list[int] = []
+        self._has_served = False
 
     def run(self) -> None:
         """Serve until the supervisor closes the connection."""
@@ -115,6 +116,14 @@ class Worker:
             y_SH=engine.payload.y_SH,
             status_n=engine.mailbox.status_n[:n],
         )
+        if (engine.mailbox.status_n[:n] == FAILED).any():
+            if self._has_served:
+                # What it could do before it cannot any more, for lack of memory as a rule: a
+                # successor begins afresh, and meanwhile the rows are computed elsewhere.
+                _log.error("an invocation failed that worked before; this worker ends")
+                os._exit(1)
+        else:
+            self._has_served = True
         engine.mailbox.answer(seq, busy_ns=busy_ns)
         ring(engine.answer_bell)
 
@@ -160,11 +169,11 @@ class Worker:
         function = FunctionId(*message["function"])
         try:
             with weight_pages():
-                self._host.load(function)
+                self._host.load(function, digest=message.get("digest"))
         except MoelessError as error:
             reply: dict[str, Any] = {"op": "failed", "reason": str(error)}
         else:
-            reply = {"op": "loaded"}
+            reply = {"op": "loaded", "digest": self._host.digest(function)}
         held = {"resident_bytes": self._host.resident_bytes}
         send(self._connection, reply | {"function": function} | held)
 
