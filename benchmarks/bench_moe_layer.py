@@ -83,7 +83,8 @@ def start(directory: Path, args, *, process: bool) -> tuple[LoadedModel, Experts
     config = ExpertsConfig(
         devices=parse_devices("cpu:2" if process else "cpu:1"),
         invoker="process" if process else "inline",
-        policy=PolicyConfig(policy=args.policy),
+        # On one device there is nothing to decide: all experts are on it.
+        policy=PolicyConfig(policy=args.policy if process else "static"),
         worker_threads=1 if process else None,
     )
     runtime = start_experts(loaded, config)
@@ -114,7 +115,9 @@ def alternate(first: Side, second: Side, seconds: float) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mode", choices=["inline", "process"], default="inline")
-    parser.add_argument("--policy", default="static")
+    parser.add_argument(
+        "--policy", default=PolicyConfig().policy, help="of the two workers; what serving uses"
+    )
     parser.add_argument("--threads", type=int, default=2, help="of an inline engine")
     parser.add_argument("--seconds", type=float, default=2.0, help="per row")
     parser.add_argument("--tokens", type=int, nargs="*", default=TOKENS)
