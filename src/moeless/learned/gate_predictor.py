@@ -1,7 +1,6 @@
 """Predicts the load of a later layer by asking a copy of its gate early."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,34 +9,12 @@ from moeless.core.plan import CountArray
 from moeless.core.router import RouterRule
 from moeless.errors import ConfigError, ModelError
 from moeless.learned.expected_shares import expected_shares
+from moeless.learned.gate import Gate
 from moeless.learned.load_predictor import Reads
+from moeless.learned.narrow_gate import narrowed
 from moeless.learned.scoring import count_choices
 
-
-class Gate(NamedTuple):
-    """What a gate computes.
-
-    Args:
-        weight: [E, H].
-        bias: Added to the logits, [E], or None.
-        rule: How experts are chosen from the logits.
-        correction: Added to the scores for the choice only, [E], or None.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    rule: RouterRule
-    correction: Tensor | None = None
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """Those that are there, by name."""
-        parts = {"weight": self.weight, "bias": self.bias, "correction": self.correction}
-        return {name: part for name, part in parts.items() if part is not None}
-
-    def logits(self, x_TH: Tensor) -> Tensor:
-        """Router logits [T, E] of gate inputs [T, H], bias included, in the weight's dtype."""
-        return torch.nn.functional.linear(x_TH.to(self.weight.dtype), self.weight, self.bias)
+__all__ = ["Gate", "GatePredictor"]
 
 
 class GatePredictor:
@@ -74,6 +51,7 @@ class GatePredictor:
             raise ModelError("a gate predictor needs the gate of each MoE layer, got none")
         self._distance = distance
         self._gates = [_copied(Gate(*gate), layer, dtype) for layer, gate in enumerate(gates)]
+        self._asked = [narrowed(gate) for gate in self._gates]
 
     @property
     def distance(self) -> int:
@@ -113,7 +91,7 @@ class GatePredictor:
             return None
         gate = self._gates[layer + self._distance]
         with torch.inference_mode():
-            logits_TE = gate.logits(x_TH.reshape(-1, gate.weight.shape[1]))
+            logits_TE = self._logits(layer + self._distance, x_TH)
             counts: CountArray = count_choices(logits_TE, gate.rule, gate.correction).cpu().numpy()
         return counts
 
@@ -123,8 +101,14 @@ class GatePredictor:
             return None
         gate = self._gates[layer + self._distance]
         with torch.inference_mode():
-            logits_TE = gate.logits(x_TH.reshape(-1, gate.weight.shape[1]))
+            logits_TE = self._logits(layer + self._distance, x_TH)
             return expected_shares(logits_TE, gate.rule, gate.correction)
+
+    def _logits(self, ahead: int, x_TH: Tensor) -> Tensor:
+        logits_TE: Tensor = self._asked[ahead].logits(
+            x_TH.reshape(-1, self._gates[ahead].weight.shape[1])
+        )
+        return logits_TE
 
 
 def _copied(gate: Gate, layer: int, dtype: torch.dtype | None) -> Gate:

@@ -10,9 +10,9 @@ from moeless.core.plan import LoadArray
 from moeless.core.router import RouterRule
 from moeless.errors import ConfigError, ModelError
 from moeless.learned.error_estimate import ErrorEstimate
-from moeless.learned.expected_shares import expected_shares
+from moeless.learned.expected_shares import expected_load, expected_shares
 from moeless.learned.load_predictor import Reads, SharePredictor
-from moeless.learned.scoring import count_choices
+from moeless.learned.narrow_gate import narrowed
 
 
 class LayerModel(Protocol):
@@ -78,6 +78,7 @@ class TrainedPredictor(SharePredictor):
         self.reads = reads
         self.hidden = hidden
         self.models = list(models)
+        self._asked: list[LayerModel] = [narrowed(model) for model in self.models]
         self.spreads = list(spreads) if spreads is not None else [0.0] * len(models)
         self.errors = dict(errors or {})
 
@@ -99,7 +100,7 @@ class TrainedPredictor(SharePredictor):
         """Expected router logits of layer ``layer + distance`` [T, E]; None if there is none."""
         if layer >= len(self.models):
             return None
-        return self.models[layer].logits(x_TH.reshape(-1, self.hidden))
+        return self._asked[layer].logits(x_TH.reshape(-1, self.hidden))
 
     def shares(self, layer: int, x_TH: Tensor) -> Tensor | None:
         """Expected share of each token that every expert gets, float32 [T, E]."""
@@ -123,11 +124,7 @@ class TrainedPredictor(SharePredictor):
             if logits_TE is None:
                 return None
             model, spread = self.models[layer], self.spreads[layer]
-            if spread > 0.0:
-                share_TE = expected_shares(logits_TE, model.rule, model.correction, spread=spread)
-                load_E = share_TE.sum(dim=0)
-            else:
-                load_E = count_choices(logits_TE, model.rule, model.correction)
+            load_E = expected_load(logits_TE, model.rule, model.correction, spread=spread)
             expected: LoadArray = load_E.double().cpu().numpy()
         return expected
 
