@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from moeless.bootstrap.predictor_history import replay_history
-from moeless.errors import ConfigError
+from moeless.bootstrap.reserved_directory import reserved_directory
 from moeless.learned.batching import Batching
 from moeless.learned.evaluation import Evaluation
 from moeless.learned.gate_profile import profile_gates
@@ -98,18 +98,18 @@ def train(
             written.
         TraceError: The recording is damaged or too small.
     """
-    _require_writable(out)
     began_s = time.perf_counter()
-    trainer = Trainer(shards, options)
-    memory = trainer.memory
-    tell(
-        f"{options.method} at distance {options.distance} for up to {memory.layers} layers, "
-        f"{memory.group} at a time: about {memory.total_bytes / 2**20:,.0f} MiB of memory beside "
-        f"the recording, which is read {memory.passes} times to fit"
-    )
-    training = trainer.train(on_progress)
-    took_s = time.perf_counter() - began_s
-    manifest = save_predictor(out, training, options, shards.manifest)
+    with reserved_directory(out):
+        trainer = Trainer(shards, options)
+        memory = trainer.memory
+        tell(
+            f"{options.method} at distance {options.distance} for up to {memory.layers} layers, "
+            f"{memory.group} at a time: about {memory.total_bytes / 2**20:,.0f} MiB of memory "
+            f"beside the recording, which is read {memory.passes} times to fit"
+        )
+        training = trainer.train(on_progress)
+        took_s = time.perf_counter() - began_s
+        manifest = save_predictor(out, training, options, shards.manifest)
     layers = training.layers
     return {
         **_describe(shards),
@@ -282,14 +282,3 @@ def _describe(shards: GateShards) -> dict[str, Any]:
 
 def _listed(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float | None]:
     return [None if math.isnan(value) else float(value) for value in values]
-
-
-def _require_writable(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out} is a file; name a directory")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"--out {out} cannot be made ({error.strerror or error}); choose another directory"
-        ) from error

@@ -294,6 +294,7 @@ class TestErrors:
         small = record_tokens(tmp_path / "s", conversations=3, tokens=60)
         error = fails("train", small, "--out", tmp_path / "p")
         assert "record about" in error
+        assert not (tmp_path / "p").exists()
 
     def test_inputs_that_are_not_finite_are_named(self, fails, tmp_path):
         seen = record_tokens(tmp_path / "s")
