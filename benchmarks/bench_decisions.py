@@ -55,7 +55,9 @@ def measure(
     """Seconds of each plan, split and search."""
     planner = planners(cost)[name]
     options = {"cost": cost} if name == "moeless" else {}
-    splitter = SPLITTERS.create("min_time" if name == "moeless" else "even", **options)
+    splitter = SPLITTERS.create(
+        {"moeless": "min_time", "eplb": "slots"}.get(name, "even"), **options
+    )
     previous = np.zeros((experts, devices), dtype=np.uint8)
     slots = -(-int(MEMORY_FACTOR * experts) // devices)
     capacity = np.full(devices, max(1, slots), dtype=np.int64)
@@ -79,7 +81,8 @@ def measure(
             capacity_D=capacity,
         )
         previous = timed("plan", lambda r=request: planner.plan(r)).replicas_ED
-        timed("split", lambda c=count, p=previous: splitter.split(c, p.astype(bool)))
+        usable = previous if name == "eplb" else previous.astype(bool)
+        timed("split", lambda c=count, u=usable: splitter.split(c, u))
         expected = count.astype(np.float64)
         if name == "moeless":
             planner.observe(step=step, layer=0, load_E=expected)

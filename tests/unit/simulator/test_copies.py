@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fakes.replays import COST, EXPERT, make_trace, run
+from moeless.core.layer_cost import LayerCost
 from moeless.simulator.metrics import MetricsConfig, measure_policy
 
 ONE_HOT = [800, 0, 0, 0, 0, 0, 0, 0]
@@ -62,3 +63,17 @@ def test_an_explanation_names_a_device_once_per_copy():
 def test_a_policy_without_repeated_slots_counts_every_instance_once():
     _, recording = replay(ONE_HOT, "swift")
     assert recording.replicas_SLED.max() == 1
+
+
+@pytest.mark.parametrize("name", ["static", "eplb", "swift", "paper", "moeless"])
+def test_an_expert_is_touched_once_per_device_however_many_copies_it_has_there(name):
+    """Weights are on a device once and are read once: the same rule for every policy."""
+    cost = LayerCost(base_s=0.5, touch_s=2.0, token_s=1e-3, transfer_s=1e-4)
+    _, recording = replay(ONE_HOT, name, cost=cost)
+    if name == "eplb":
+        assert recording.replicas_SLED[-1, 0, 0].max() == 2  # it is this policy that repeats
+    tokens_SD = recording.device_tokens_SLD[:, 0]
+    busy_SD = np.where(tokens_SD > 0, 0.5 + 2.0 + 1e-3 * tokens_SD, 0.0)
+    layer_S = busy_SD.max(axis=1) + 2e-4 * tokens_SD.max(axis=1)
+    assert recording.layer_s_SL[:, 0] == pytest.approx(layer_S, rel=1e-12)
+    assert recording.busy_s_SL[:, 0] == pytest.approx(busy_SD.sum(axis=1), rel=1e-12)

@@ -350,7 +350,7 @@ def min_time_split(
         order_E: The experts from most to fewest tokens, int64 [E].
         seat_ED: Devices of each expert's replicas (``seats.Seats``); reordered within rows.
         seats_E: How many of each row count; 0 for experts without tokens.
-        guest_DE: Experts that each device may serve.
+        guest_DE: Experts of each device that have other seats as well.
         guests_D: How many of each row count.
         tokens_ED: Result, tokens of each replica, int64 [E, D].
         load_D: Result, tokens of each device, int64 [D].

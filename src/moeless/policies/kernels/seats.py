@@ -24,7 +24,7 @@ class Seats:
         """Devices of each expert's replicas, the first ``seats_E`` of each row."""
         self.seats_E: IndexArray = np.zeros(num_experts, dtype=np.int32)
         self.guest_DE: IndexArray = np.zeros((num_devices, num_experts), dtype=np.int32)
-        """Experts with tokens on each device, the first ``guests_D`` of each row."""
+        """Experts on each device with tokens that could go elsewhere, the first ``guests_D``."""
         self.guests_D: IndexArray = np.zeros(num_devices, dtype=np.int32)
 
 
@@ -45,9 +45,12 @@ def fill_seats(count_E, replicas_ED, seat_ED, seats_E, guest_DE, guests_D):
             for d in range(devices):
                 if replicas_ED[e, d] != 0:
                     seat_ED[e, n] = d
+                    n += 1
+            if n > 1:
+                for j in range(n):
+                    d = seat_ED[e, j]
                     guest_DE[d, guests_D[d]] = e
                     guests_D[d] += 1
-                    n += 1
             if n == 0 and stranded < 0:
                 stranded = e
         seats_E[e] = n

@@ -1,9 +1,9 @@
 """Divides tokens so that the fullest device has as few as possible: a min-max flow.
 
-Water-filling, expert by expert, comes close; augmenting paths (Dinic's algorithm: many at a time,
-the shortest first) then make it exact. The result is the optimum of the linear program, rounded
-up: where devices above a level reach none below it, the tokens on all that they reach have nowhere
-else to go, so no split can have a lower level than the mean of those devices.
+Water-filling, expert by expert, comes close; augmenting paths, many at a time and each a shortest
+one (after Dinic's algorithm), then make it exact. The result is the optimum of the linear program,
+rounded up: where devices above a level reach none below it, the tokens on all that they reach
+have nowhere else to go, so no split can have a lower level than the mean of those devices.
 
 Loops over integers, compiled by numba at import (and cached on disk), so results are the same on
 every machine. This module must not know about time; see ``fixed_charge`` for splits in which
@@ -64,7 +64,7 @@ def _pour(expert, count, seat_ED, seats, tokens_ED, load_D):
     " int32[::1], int32[::1])"
 )
 def _rank(level, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D, rank_D, queue):
-    """Rank devices by their distance from those above the level; stop where one is below it.
+    """Rank devices by their distance from those above the level.
 
     Returns:
         How many devices were reached; negative where one of them is below the level.
@@ -78,12 +78,10 @@ def _rank(level, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D, rank_D
             queue[tail] = d
             tail += 1
     head = 0
-    found = -1
+    found = False
     while head < tail:
         a = queue[head]
         head += 1
-        if found >= 0 and rank_D[a] >= found:
-            break
         for i in range(guests_D[a]):
             e = guest_DE[a, i]
             if tokens_ED[e, a] == 0:
@@ -95,21 +93,21 @@ def _rank(level, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D, rank_D
                     queue[tail] = b
                     tail += 1
                     if load_D[b] < level:
-                        found = rank_D[b]
-    return -tail if found >= 0 else tail
+                        found = True
+    return -tail if found else tail
 
 
 @compiled(
     "void(int64, int64[:, ::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1], int64[::1],"
-    " int32[::1])"
+    " int32[::1], int32[:, ::1])"
 )
-def _push(level, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D, rank_D):
+def _push(level, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D, rank_D, scratch_XD):
     """Push tokens from devices above the level to devices below it, along rising ranks only."""
     devices = len(load_D)
-    guest = np.zeros(devices, np.int32)  # where each device's search for a next hop stands
-    seat = np.zeros(devices, np.int32)
-    path_D = np.empty(devices, np.int32)
-    path_E = np.empty(devices, np.int32)
+    guest, seat = scratch_XD[0], scratch_XD[1]  # where each device's search for a hop stands
+    path_D, path_E = scratch_XD[2], scratch_XD[3]
+    guest[:] = 0
+    seat[:] = 0
     for source in range(devices):
         if rank_D[source] != 0:
             continue
@@ -165,6 +163,7 @@ def _level(tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D):
     devices = len(load_D)
     rank_D = np.empty(devices, np.int32)
     queue = np.empty(devices, np.int32)
+    scratch_XD = np.empty((4, devices), np.int32)
     total = np.int64(0)
     for d in range(devices):
         total += load_D[d]
@@ -176,7 +175,17 @@ def _level(tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D):
         if reached == 0:
             break
         if reached < 0:
-            _push(level, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D, rank_D)
+            _push(
+                level,
+                tokens_ED,
+                seat_ED,
+                seats_E,
+                guest_DE,
+                guests_D,
+                load_D,
+                rank_D,
+                scratch_XD,
+            )
             continue
         total = np.int64(0)
         for i in range(reached):
@@ -201,7 +210,7 @@ def min_max_split(count_E, order_E, seat_ED, seats_E, guest_DE, guests_D, tokens
         order_E: The experts from most to fewest tokens, int64 [E].
         seat_ED: Devices of each expert's replicas (``seats.Seats``); reordered within rows.
         seats_E: How many of each row count; 0 for experts without tokens.
-        guest_DE: Experts that each device may serve.
+        guest_DE: Experts of each device that have other seats as well.
         guests_D: How many of each row count.
         tokens_ED: Result, tokens of each replica, int64 [E, D].
         load_D: Result, tokens of each device, int64 [D].
