@@ -14,6 +14,9 @@ Provenance = Literal["measured", "emulated", "simulated"]
 each device's share really ran, one after another, and the longest counts. ``simulated``: a cost
 model."""
 
+Verdict = Literal["holds", "in part", "does not hold"]
+"""What our numbers say of a claim of the paper."""
+
 Cell = str | int | float | bool | None
 
 NOT_IN_OUR_COPY: Final = "not in our copy"
@@ -60,12 +63,14 @@ class Plot:
         draw: Draws into an empty figure of the size below.
         inches: Width and height.
         vector: Whether an SVG is written beside the PNG; False for pictures of very many cells.
+        caption: What is seen, for those who read the report and those who have it read to them.
     """
 
     name: str
     draw: "Callable[[Figure], None]"
     inches: tuple[float, float] = (7.5, 4.5)
     vector: bool = True
+    caption: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +82,15 @@ class Finding:
         ours: Our number, with the trace or model that it belongs to.
         paper: The paper's number if its text has one.
         why: Where they differ: the reason, as far as it is known.
+        verdict: Whether the paper's claim holds here; None where it claims nothing, or where
+            ours cannot tell. The report lists claims by it.
     """
 
     what: str
     ours: str
     paper: str = NOT_IN_OUR_COPY
     why: str = ""
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

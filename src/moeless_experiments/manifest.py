@@ -30,7 +30,13 @@ def describe(
         "claim": experiment.claim,
         "provenance": result.provenance,
         "findings": [
-            {"what": each.what, "paper": each.paper, "ours": each.ours, "why": each.why}
+            {
+                "what": each.what,
+                "paper": each.paper,
+                "ours": each.ours,
+                "why": each.why,
+                "verdict": each.verdict,
+            }
             for each in result.findings
         ],
         "interpretation": result.interpretation,
@@ -43,7 +49,11 @@ def describe(
             for table in result.tables
         ],
         "plots": [
-            {"file": f"{plot.name}.png", "vector": f"{plot.name}.svg" if plot.vector else None}
+            {
+                "file": f"{plot.name}.png",
+                "vector": f"{plot.name}.svg" if plot.vector else None,
+                "caption": plot.caption,
+            }
             for plot in result.plots
         ],
         "quick": context.quick,
