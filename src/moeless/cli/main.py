@@ -14,6 +14,7 @@ ENTRY_POINT_GROUP = "moeless.commands"
 
 _COMMANDS = {
     "serve": "moeless.cli.serve:serve",
+    "usage": "moeless.cli.usage:usage",
     "generate": "moeless.cli.generate:generate",
     "inspect": "moeless.cli.inspect_model:inspect",
     "record": "moeless.cli.record:record",
@@ -36,6 +37,7 @@ _EXTRAS = {
     "gguf": "demo",
     "accelerate": "demo",
     "matplotlib": "replay",
+    "pyarrow": "replay",
 }
 
 

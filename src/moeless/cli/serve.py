@@ -8,6 +8,7 @@ import click
 from moeless.cli.options import engine_config, engine_options, experts_config, experts_options
 from moeless.cli.server_options import (
     is_open_to_others,
+    ledger_config,
     server_options,
     server_settings,
     trace_config,
@@ -33,13 +34,14 @@ def serve(model: str, host: str, port: int, **options: Any) -> None:
     experts = experts_config(options)
     engine = engine_config(model, options)
     trace = trace_config(options)
+    ledger = ledger_config(options)
     log_format = options.pop("log_format")
     configure_logging(log_format, options.pop("log_level"))
     # Everything heavy is imported here, so that --help and wrong options answer at once.
     settings = server_settings(host, options)
     from moeless.bootstrap.engine import served_model_id
     from moeless.server import ServerAddress
-    from moeless.server.launch import serve_model
+    from moeless.server.launch import ServeConfig, serve_model
 
     if is_open_to_others(host, settings):
         click.echo(
@@ -60,10 +62,7 @@ def serve(model: str, host: str, port: int, **options: Any) -> None:
     serve_model(
         engine,
         experts,
-        host=host,
-        port=port,
-        settings=settings,
-        trace=trace,
+        ServeConfig(host=host, port=port, settings=settings, trace=trace, ledger=ledger),
         on_ready=announce,
         progress=say,
     )

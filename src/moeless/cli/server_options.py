@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moeless.core.cluster import parse_bytes
+from moeless.telemetry.ledger import LedgerConfig
+from moeless.telemetry.ledger.file import open_ledger
 from moeless.telemetry.tracing import TraceConfig
 
 if TYPE_CHECKING:
@@ -115,10 +117,37 @@ def server_options(command: _Command) -> _Command:
             metavar="SHARE",
             help="Share of requests that are traced, unless their traceparent decides.",
         ),
+        click.option(
+            "--ledger",
+            type=click.Path(dir_okay=False, path_type=Path),
+            metavar="FILE",
+            help="Write usage of each key, model and function to FILE (SQLite) every second; "
+            "moeless usage reads it.",
+        ),
+        click.option(
+            "--ledger-days",
+            type=click.IntRange(min=1),
+            default=400,
+            show_default=True,
+            help="How long the ledger keeps usage.",
+        ),
     ]
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def ledger_config(options: dict[str, Any]) -> LedgerConfig | None:
+    """Take the ledger's options out of a command's options.
+
+    Raises:
+        ConfigError: The file cannot be used.
+    """
+    path, days = options.pop("ledger"), options.pop("ledger_days")
+    if path is None:
+        return None
+    open_ledger(path, create=True).close()  # what is wrong is said before the model is loaded
+    return LedgerConfig(path=path, keep_days=days)
 
 
 def trace_config(options: dict[str, Any]) -> TraceConfig | None:

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -12,20 +13,38 @@ from moeless.errors import MoelessError
 from moeless.server.app import create_app
 from moeless.server.run import ServerAddress, run_server
 from moeless.server.settings import ServerSettings
+from moeless.server.state import ServerState
 from moeless.telemetry.engine_metrics import EngineMetrics
+from moeless.telemetry.ledger import LedgerConfig, LedgerWriter
 from moeless.telemetry.metrics import register_runtime
 from moeless.telemetry.snapshot import RuntimeSnapshot
 from moeless.telemetry.tracing import TraceConfig, Tracing
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """The server around the engine.
+
+    Args:
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one.
+        settings: Limits and keys.
+        trace: What is traced, or None for nothing.
+        ledger: Where usage is written down, or None.
+    """
+
+    host: str
+    port: int
+    settings: ServerSettings
+    trace: TraceConfig | None = None
+    ledger: LedgerConfig | None = None
+
+
 def serve_model(
     engine: EngineConfig,
     experts: ExpertsConfig,
+    config: ServeConfig,
     *,
-    host: str,
-    port: int,
-    settings: ServerSettings,
-    trace: TraceConfig | None,
     on_ready: Callable[[ServerAddress], None],
     progress: Progress,
 ) -> None:
@@ -34,10 +53,7 @@ def serve_model(
     Args:
         engine: The model and its limits.
         experts: Where experts run.
-        host: Address to listen on.
-        port: Port to listen on; 0 takes a free one.
-        settings: Limits and keys of the server.
-        trace: What is traced, or None for nothing.
+        config: The server.
         on_ready: Told the real address once the server can answer.
         progress: Told what happens until then.
 
@@ -48,24 +64,37 @@ def serve_model(
     previous = signal.signal(signal.SIGTERM, _interrupt)
     running: RunningEngine | None = None
     tracing: Tracing | None = None
+    writer: LedgerWriter | None = None
     registry = CollectorRegistry()
     try:
-        tracing = None if trace is None else Tracing(trace)
+        tracing = None if config.trace is None else Tracing(config.trace)
         running = start_engine(
             engine, experts, progress=progress, metrics=EngineMetrics(registry), tracing=tracing
         )
-        register_runtime(registry, _snapshot_of(running))
+        take_snapshot = _snapshot_of(running)
+        register_runtime(registry, take_snapshot)
         app = create_app(
             running.engine,
-            settings=settings,
+            settings=config.settings,
             metrics_text=lambda: generate_latest(registry),
             experts_snapshot=lambda: running.experts.snapshot().to_dict(),
             ready=running.experts.is_alive,
             tracing=tracing,
         )
-        run_server(app, host, port, on_ready)
+        if config.ledger is not None:
+            state: ServerState = app.state.moeless
+            writer = LedgerWriter(
+                config.ledger,
+                model=running.engine.model_id,
+                take_keys=lambda: {name: each.counts() for name, each in state.accounts.items()},
+                take_snapshot=take_snapshot,
+            )
+            writer.start()
+        run_server(app, config.host, config.port, on_ready)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # closing takes a second at most
+        if writer is not None:
+            writer.close()
         if running is not None:
             running.close()
         if tracing is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from moeless.errors import ConfigError
 from moeless.server.errors import ApiError, rate_limited
+from moeless.telemetry.ledger import KeyCounts
 
 _MINUTE_S = 60.0
 
@@ -107,6 +108,14 @@ class Account:
         self._request_bucket.take(1)
         self._in_progress += 1
         self.requests += 1
+
+    def counts(self) -> KeyCounts:
+        """What it has used."""
+        return KeyCounts(
+            requests=self.requests,
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=self.generated_tokens,
+        )
 
     def leave(self) -> None:
         """End a request that entered."""
