@@ -17,6 +17,8 @@ MODULES: Final[dict[str, str]] = {
     "fig12": "moeless_experiments.figures.fig12",
     "table2": "moeless_experiments.figures.table2",
     "predictors": "moeless_experiments.figures.predictors",
+    "end-effect": "moeless_experiments.figures.end_effect",
+    "overheads": "moeless_experiments.figures.overheads",
 }
 """Experiment to the module with its ``EXPERIMENT``; imported when it is run."""
 

@@ -15,7 +15,7 @@ from moeless.learned.mean_load import average_load
 from moeless.learned.predictor_file import load_predictor, recording_digest, save_predictor
 from moeless.learned.shards import GateShards
 from moeless.learned.token_rows import TokenRows
-from moeless.learned.training import Trainer, original_gates
+from moeless.learned.training import Trainer, Training, original_gates
 from moeless.learned.training_options import TrainingOptions
 from moeless.learned.transition_table import count_transitions
 from moeless_experiments.context import Context
@@ -32,6 +32,8 @@ GATE, RIDGE, FINETUNE, MLP, LINEAR = (
     "linear from layer input",
 )
 TABLE, MEAN = "transition table", "mean load"
+COPIED: Final = "copied gates"
+"""As ``GATE``, but written to a directory as if it had been trained."""
 RIDGE_80, RIDGE_95 = "ridge h=0.8", "ridge h=0.95"
 FINETUNE_80, FINETUNE_95 = "finetune h=0.8", "finetune h=0.95"
 
@@ -87,6 +89,7 @@ def options_of(context: Context, name: str, distance: int) -> TrainingOptions | 
         FINETUNE_80: lambda: options(method="finetune", threshold=0.8),
         FINETUNE_95: lambda: options(method="finetune", threshold=0.95),
         MLP: lambda: options(method="mlp", all_layers=True, descent=DescentOptions(epochs=epochs)),
+        COPIED: lambda: options(threshold=0.0),
         LINEAR: lambda: options(reads="layer_input", all_layers=True),
     }
     return table[name]() if name in table else None
@@ -120,9 +123,10 @@ def _make(context: Context, model: str, prompts: str, distance: int, name: str) 
     shards = open_recording(context, model, prompts)
     known, what = shards.manifest, f"{model}, {prompts}, d = {distance}: {name}"
     options = options_of(context, name, distance)
-    if name == MLP:
-        assert options is not None
-        return _make_slowly(context, shards, options, what)
+    if name == MLP:  # takes minutes
+        kept = _find_kept(keep_predictor(context, model, prompts, distance, name), shards)
+        assert kept is not None
+        return kept
     if options is not None:
         return _train(context, shards, options, what)
     if name == GATE:
@@ -140,11 +144,32 @@ def _make(context: Context, model: str, prompts: str, distance: int, name: str) 
     )
 
 
+def keep_predictor(context: Context, model: str, prompts: str, distance: int, name: str) -> Path:
+    """Directory of a trained predictor, kept between runs.
+
+    Args:
+        context: Says where, and how much to train.
+        model: Demo model.
+        prompts: What it is fitted to.
+        distance: d.
+        name: A kind that is trained.
+
+    Raises:
+        MoelessError: The recording is damaged or too small, or the cache cannot be written.
+    """
+    shards = open_recording(context, model, prompts)
+    options = options_of(context, name, distance)
+    assert options is not None, name
+    directory = context.cache / "predictors" / _digest(shards, options)
+    if _find_kept(directory, shards) is None:
+        training = _run(context, shards, options, f"{model}, {prompts}, d = {distance}: {name}")
+        save_predictor(directory, training, options, shards.manifest)
+    return directory
+
+
 def _train(context: Context, shards: GateShards, options: TrainingOptions, what: str) -> Made:
     began_s = time.process_time()
-    training = Trainer(shards, options).train(
-        lambda stage, done, total: context.progress(f"{what}: {stage}", done, total)
-    )
+    training = _run(context, shards, options, what)
     return Made(
         predictor=training.predictor,
         layers_trained=sum(layer.trained for layer in training.layers),
@@ -152,22 +177,10 @@ def _train(context: Context, shards: GateShards, options: TrainingOptions, what:
     )
 
 
-def _make_slowly(
-    context: Context, shards: GateShards, options: TrainingOptions, what: str
-) -> Made:
-    """Train what takes minutes, unless an earlier run has done the same."""
-    directory = context.cache / "predictors" / _digest(shards, options)
-    kept = _find_kept(directory, shards)
-    if kept is not None:
-        return kept
-    trainer, began_s = Trainer(shards, options), time.process_time()
-    training = trainer.train(
+def _run(context: Context, shards: GateShards, options: TrainingOptions, what: str) -> Training:
+    return Trainer(shards, options).train(
         lambda stage, done, total: context.progress(f"{what}: {stage}", done, total)
     )
-    cpu_s = time.process_time() - began_s
-    save_predictor(directory, training, options, shards.manifest)
-    trained = sum(layer.trained for layer in training.layers)
-    return Made(predictor=training.predictor, layers_trained=trained, cpu_s=cpu_s)
 
 
 def _find_kept(directory: Path, shards: GateShards) -> Made | None:

@@ -10,6 +10,10 @@ pytest.importorskip("matplotlib")
 
 from fakes.gate_recordings import draw_gates, record_tokens
 from moeless.cli.main import moeless, run
+from moeless_experiments.context import Context
+from moeless_experiments.studies.forecast_replays import Setting, make_trace, replay
+from moeless_experiments.studies.predictor_bench import SMALL_BATCHES
+from moeless_experiments.studies.predictor_kinds import RIDGE
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +98,26 @@ def test_the_figures_on_predictors_share_what_they_train(tmp_path, shards, monke
         )
     # Perceptrons take longest, and are kept for the next run.
     assert len(list((tmp_path / "cache" / "experiments" / "predictors").iterdir())) == 2
+
+
+def test_overheads_are_measured_and_their_timings_kept_apart(tmp_path, shards):
+    out = tmp_path / "out"
+    command = ["reproduce", "overheads", "--quick", "--shards", str(shards), "--out", str(out)]
+    assert run(command) == 0
+    with (out / "overheads" / "prediction_delays.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["model"] for row in rows} >= {"mixtral-8x7b"}
+    assert all(float(row["refitted_ms"]) > 0.0 for row in rows)
+    with (out / "overheads" / "training_memory.csv").open(newline="") as file:
+        memory = {(row["model"], row["method"]): int(row["mib"]) for row in csv.DictReader(file)}
+    assert 100 < memory["mixtral-8x7b", "finetune"] < memory["mixtral-8x7b", "ridge"] < 2049
+
+
+def test_a_trace_with_forecasts_is_replayed(tmp_path, shards):
+    context = Context(out=tmp_path, cache=tmp_path / "cache", quick=True, threads=1, shards=shards)
+    case = ("demo16", "arena", "sharegpt")
+    trace = make_trace(context, case, 1, RIDGE, SMALL_BATCHES)
+    setting = Setting("moeless", 1.5)
+    found = replay(context, trace, "recorded", [setting], distance=1, expert_shape="4096x14336")
+    assert list(found) == [setting]
+    assert 1.0 <= found[setting]["straggler_ratio"]["mean"] < 2.0
