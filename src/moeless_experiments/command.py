@@ -17,6 +17,7 @@ from moeless_experiments.figure import Result
 from moeless_experiments.manifest import describe
 from moeless_experiments.progress import progress_bar
 from moeless_experiments.registry import MODULES, find, select
+from moeless_experiments.report.page import write_report
 from moeless_experiments.writing import require_matplotlib, require_writable, write_result
 
 
@@ -75,7 +76,7 @@ def reproduce(
     """Run figures and tables of the MoEless paper, and some of our own: fig07, table2, or all.
 
     Each gives data, plots, the paper's number beside ours where its text has one, and where the
-    numbers come from: measured, emulated, or simulated.
+    numbers come from: measured, emulated, or simulated. DIR/report.html shows all results in DIR.
 
     \b
     Examples:
@@ -101,16 +102,20 @@ def reproduce(
         shards=shards,
         data=Path(data) if data else None,
     )
-    undone = []
+    undone, report = [], None
     for name in chosen:
         try:
             _run(name, context)
+            # After each: whoever stops a long run half-way has a report of what is done.
+            report = write_report(out, tuple(MODULES))
         except MoelessError as error:
             if len(chosen) == 1:
                 raise
             # What one figure lacks need not keep the others from being made.
             undone.append(name)
             click.echo(f"moeless: {name}: not done: {error}", err=True)
+    if report is not None:
+        click.echo(f"moeless: the report is {report}")
     if undone:
         click.echo(f"moeless: {len(undone)} of {len(chosen)} not done: {', '.join(undone)}")
     return 1 if undone else 0
