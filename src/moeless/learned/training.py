@@ -27,6 +27,7 @@ from moeless.learned.shards import GateShards
 from moeless.learned.token_rows import TokenRows
 from moeless.learned.trained_predictor import LayerModel, TrainedPredictor
 from moeless.learned.training_options import MemoryEstimate, TrainingOptions, estimate_memory
+from moeless.learned.training_threads import training_threads
 
 MIN_FIT_TOKENS, MIN_JUDGED_TOKENS = 2 * JUDGED_BATCH, JUDGED_BATCH
 
@@ -120,9 +121,10 @@ class Trainer:
         Raises:
             TraceError: A shard is damaged.
         """
-        wanted = self._select(on_progress)
-        fitted = self._fit_layers(wanted, on_progress)
-        return self._report(fitted, on_progress)
+        with training_threads(self._options, self._shards.manifest.hidden):
+            wanted = self._select(on_progress)
+            fitted = self._fit_layers(wanted, on_progress)
+            return self._report(fitted, on_progress)
 
     def _divide(self) -> None:
         options, shards = self._options, self._shards
