@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from moeless.bootstrap.control import (
     build_controller,
@@ -26,6 +27,7 @@ from moeless.core.ports import Clock
 from moeless.engines.transformers.loader import LoadedModel, attach_runtime
 from moeless.errors import BudgetError, ConfigError
 from moeless.functions.billing import GB
+from moeless.functions.board import Board
 from moeless.functions.channel import ChannelShape
 from moeless.functions.client import PlatformClient
 from moeless.functions.dispatch import ExpertDispatcher, Invoker
@@ -105,6 +107,10 @@ class ExpertsRuntime:
             gb_s=GbSeconds(**{name: sum(values) for name, values in gb_s_L.items()}),
             gb_s_L={name: tuple(values) for name, values in gb_s_L.items()},
             worker_restarts_D=tuple(report["worker_restarts"]),
+            straggler_static_mean_L=stats.layers.straggler_static_mean_L,
+            layer_steps_L=stats.layers.layer_steps_L,
+            expected_LE=_expected_LE(board),
+            actual_LE=board.actual_LE.copy(),
         )
 
     def is_alive(self) -> bool:
@@ -118,6 +124,12 @@ class ExpertsRuntime:
         self.invoker.close()
         if self.supervisor is not None:
             self.supervisor.close()
+
+
+def _expected_LE(board: Board) -> NDArray[np.float64]:
+    """Forecasts of the steps whose loads have come; those of a step under way have no load yet."""
+    met_L = (board.forecast_step_L == board.actual_step_L) & (board.actual_step_L > 0)
+    return np.where(met_L[:, None], board.forecast_LE, np.nan)
 
 
 def start_experts(

@@ -20,6 +20,7 @@ class LayerStatsDict(TypedDict):
     device_tokens: list[list[int]]
     straggler_mean: list[float | None]
     straggler_last: list[float | None]
+    straggler_static: list[float | None]
     warm_starts: list[int]
 
 
@@ -40,6 +41,11 @@ class LayerStats:
         self._steps_L = np.zeros(num_layers, dtype=np.int64)
         self._ratio_sum_L = np.zeros(num_layers, dtype=np.float64)
         self._ratio_last_L = np.full(num_layers, np.nan)
+        self._static_sum_L = np.zeros(num_layers, dtype=np.float64)
+        share, rest = divmod(num_experts, num_devices)
+        sizes_D = np.array([share + (device < rest) for device in range(num_devices)])
+        # Where contiguous blocks of experts begin; devices without any are left out.
+        self._static_starts = (np.cumsum(sizes_D) - sizes_D)[sizes_D > 0]
         self._warm_L = np.zeros(num_layers, dtype=np.int64)
 
     def record_split(
@@ -56,11 +62,14 @@ class LayerStats:
         total = sum(tokens)
         if not total:
             return
-        ratio = max(tokens) / -(-total // len(tokens))
+        mean = -(-total // len(tokens))
+        ratio = max(tokens) / mean
         self._tokens_LE[layer] += count_E
         self._device_tokens_LD[layer] += device_tokens_D
         self._ratio_sum_L[layer] += ratio
         self._ratio_last_L[layer] = ratio
+        static_D = np.add.reduceat(count_E, self._static_starts)
+        self._static_sum_L[layer] += int(static_D.max()) / mean
         self._steps_L[layer] += 1
 
     def record_warm_starts(self, layer: int, count: int) -> None:
@@ -90,6 +99,16 @@ class LayerStats:
         return mean
 
     @property
+    def straggler_static_mean_L(self) -> NDArray[np.float64]:
+        """The mean that static expert parallelism would have had for the same loads [L].
+
+        Each device has a contiguous block of experts, one replica each; NaN before any step.
+        """
+        mean: NDArray[np.float64] = np.full(len(self._steps_L), np.nan)
+        np.divide(self._static_sum_L, self._steps_L, out=mean, where=self._steps_L > 0)
+        return mean
+
+    @property
     def straggler_last_L(self) -> NDArray[np.float64]:
         """The ratio of the newest step, a copy [L]; NaN before any."""
         return self._ratio_last_L.copy()
@@ -112,6 +131,7 @@ class LayerStats:
             "device_tokens": self._device_tokens_LD.tolist(),
             "straggler_mean": without_nan(self.straggler_mean_L),
             "straggler_last": without_nan(self._ratio_last_L),
+            "straggler_static": without_nan(self.straggler_static_mean_L),
             "warm_starts": self._warm_L.tolist(),
         }
 

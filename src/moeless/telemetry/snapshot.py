@@ -87,6 +87,12 @@ class RuntimeSnapshot:
         straggler_mean_L: Mean over steps of max device tokens / ceil(mean device tokens),
             float64 [L]; NaN for a layer without tokens so far.
         straggler_last_L: The same ratio in the newest step, float64 [L]; NaN as above.
+        straggler_static_mean_L: The mean that static expert parallelism (contiguous blocks of
+            experts) would have had for the same loads, float64 [L]; None where it is unknown.
+        layer_steps_L: Steps in which each layer had tokens, int64 [L]; None where it is unknown.
+        expected_LE: Tokens that were expected for the newest step, float64 [L, E]; rows of NaN
+            for layers without a forecast for it; None where it is unknown.
+        actual_LE: Tokens that came, float64 [L, E]; None where it is unknown.
         warm_starts: Experts whose tokens found a warm replica.
         cold_starts: Replicas loaded onto a device, ahead of their tokens or not.
         cold_starts_L: The same by layer [L].
@@ -141,6 +147,10 @@ class RuntimeSnapshot:
     gb_s: GbSeconds
     gb_s_L: Mapping[str, tuple[float, ...]]
     worker_restarts_D: tuple[int, ...]
+    straggler_static_mean_L: NDArray[np.float64] | None = None
+    layer_steps_L: CountArray | None = None
+    expected_LE: NDArray[np.float64] | None = None
+    actual_LE: NDArray[np.float64] | None = None
 
     @property
     def num_layers(self) -> int:
@@ -170,6 +180,8 @@ class RuntimeSnapshot:
 
 
 def _to_json(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.ndim > 1:
+        return [_to_json(row) for row in value]
     if isinstance(value, np.ndarray):
         return without_nan(value) if value.dtype.kind == "f" else value.tolist()
     if isinstance(value, Timing | GbSeconds | PredictorState):

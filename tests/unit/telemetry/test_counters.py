@@ -26,6 +26,20 @@ def test_the_straggler_ratio_is_max_over_the_rounded_up_mean():
     assert stats.straggler_mean_L.tolist() == pytest.approx([(4 / 3 + 1) / 2])
 
 
+def test_static_parallelism_is_judged_on_the_same_loads():
+    stats = LayerStats(num_layers=1, num_experts=5, num_devices=2)
+    record(stats, 0, [4, 1, 1, 0, 2], [4, 4])  # blocks of 3 and 2 experts: 6 and 2 tokens
+    record(stats, 0, [0, 0, 0, 1, 1], [1, 1])  # 0 and 2
+    assert stats.straggler_mean_L.tolist() == [1.0]
+    assert stats.straggler_static_mean_L.tolist() == pytest.approx([(6 / 4 + 2 / 1) / 2])
+
+
+def test_devices_that_static_parallelism_leaves_empty_do_not_count():
+    stats = LayerStats(num_layers=1, num_experts=2, num_devices=4)
+    record(stats, 0, [4, 4], [2, 2, 2, 2])
+    assert stats.straggler_static_mean_L.tolist() == [2.0]
+
+
 def test_a_step_without_tokens_is_left_out():
     stats = LayerStats(num_layers=1, num_experts=2, num_devices=2)
     record(stats, 0, [0, 0], [0, 0])
@@ -57,5 +71,6 @@ def test_the_dictionary_is_strict_json():
         "device_tokens": [[0]],
         "straggler_mean": [None],
         "straggler_last": [None],
+        "straggler_static": [None],
         "warm_starts": [0],
     }

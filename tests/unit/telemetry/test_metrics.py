@@ -1,5 +1,6 @@
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -125,6 +126,14 @@ def test_a_snapshot_is_strict_json_with_plain_keys():
     assert data["predictor"] == {"kind": "auto", "distance": 2, "source": None, "swaps": 3}
     assert data["instances"] == {"warm": [3, 1], "loading": [0, 1]}
     assert data["gb_s"]["reserved"] == 2.0
+
+
+def test_arrays_that_are_not_known_everywhere_are_strict_json():
+    expected_LE = np.full((8, 2), np.nan)
+    expected_LE[0] = [1.0, 2.5]
+    data = replace(snapshot(), expected_LE=expected_LE).to_dict()
+    assert data["expected"][:2] == [[1.0, 2.5], [None, None]]
+    assert data["actual"] is None
 
 
 def test_a_timing_summarises_a_window():
