@@ -1,6 +1,7 @@
 """Holds predictors against what a model did: loads of batches, expected and true."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,18 @@ Loads = NDArray[np.float64]
 History = Callable[[Loads], Loads]
 """From the true loads of batches in their order [N, L, E] to what is expected of each from
 those before it."""
+
+
+class AskedShares(NamedTuple):
+    """What a predictor expects of tokens.
+
+    Args:
+        shares_L: For each predicted layer, float32 [T, E].
+        recall_L: Share of the chosen experts that were expected, per layer.
+    """
+
+    shares_L: tuple[torch.Tensor, ...]
+    recall_L: NDArray[np.float64]
 
 
 class Evaluation:
@@ -57,8 +70,15 @@ class Evaluation:
             name: What it is called in the results.
             predictor: Of this evaluation's distance.
         """
-        loads: dict[int, list[Loads]] = {size: [] for size in self.sizes}
-        recall = []
+        self.add_shares(name, self.ask(predictor))
+
+    def ask(self, predictor: LoadPredictor) -> AskedShares:
+        """What a predictor expects of each token; evaluations of the same tokens may share it.
+
+        Args:
+            predictor: Of this evaluation's distance.
+        """
+        shares_L, recall = [], []
         for ahead in self.layers:
             shares, hits, wanted = [], 0, 0
             for chunk in self._rows:
@@ -70,13 +90,24 @@ class Evaluation:
                 hits += recalled(expected_TK, ids_TK)
                 wanted += ids_TK.numel()
                 shares.append(share_TE)
-            for size in self.sizes:
-                loads[size].append(self._judge.loads(torch.cat(shares), size))
+            shares_L.append(torch.cat(shares))
             recall.append(hits / max(wanted, 1))
-        self.recall[name] = np.array(recall)
+        return AskedShares(tuple(shares_L), np.array(recall))
+
+    def add_shares(self, name: str, asked: AskedShares) -> None:
+        """Make loads of batches of what a predictor expects.
+
+        Args:
+            name: What it is called in the results.
+            asked: What ``ask`` gave, of the same tokens.
+        """
+        self.recall[name] = asked.recall_L
         self.expected[name] = {
-            size: finish_load(np.stack(found, axis=1), self.actual[size].sum(axis=-1))
-            for size, found in loads.items()
+            size: finish_load(
+                np.stack([self._judge.loads(each, size) for each in asked.shares_L], axis=1),
+                self.actual[size].sum(axis=-1),
+            )
+            for size in self.sizes
         }
 
     def add_history(self, name: str, history: History) -> None:

@@ -1,5 +1,6 @@
 """Figure 6: how alike gate inputs are some layers apart, and how well copied gates look ahead."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from moeless.bootstrap.predictor import profile
 from moeless_experiments.context import Context
 from moeless_experiments.demo_models import chosen_models
-from moeless_experiments.figure import Experiment, Finding, Plot, Result, Table
+from moeless_experiments.figure import Experiment, Finding, Plot, Result, Table, Verdict
 from moeless_experiments.plotting import grid, shades
 from moeless_experiments.recordings import available_prompts, open_recording, tokens_of
 
@@ -79,15 +80,23 @@ def _thirds(report: dict[str, Any], name: str) -> tuple[float, float]:
 
 
 def _early_and_late(reports: dict[Any, Any]) -> Finding:
-    parts = []
+    parts, thirds = [], []
     for (model, prompts), report in reports.items():
         early, late = _thirds(report, "load_accuracy")
+        thirds.append((early, late))
         parts.append(f"{model} {prompts} {early:.2f}, {late:.2f}")
     return Finding(
         what="load accuracy at d = 1, first and last third of the layers",
         paper="early layers lower, later ones more stable (no number in the text)",
         ours="; ".join(parts),
+        verdict=_verdict([late - early for early, late in thirds]),
     )
+
+
+def _verdict(gaps: Sequence[float]) -> Verdict:
+    if all(gap > 0 for gap in gaps):
+        return "holds"
+    return "in part" if any(gap > 0 for gap in gaps) else "does not hold"
 
 
 def _interpret(reports: dict[Any, Any]) -> str:

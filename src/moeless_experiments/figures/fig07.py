@@ -7,7 +7,7 @@ import numpy as np
 
 from moeless_experiments.context import Context
 from moeless_experiments.demo_models import chosen_models
-from moeless_experiments.figure import Experiment, Finding, Plot, Result, Table
+from moeless_experiments.figure import Experiment, Finding, Plot, Result, Table, Verdict
 from moeless_experiments.plotting import COLOURS, grid
 from moeless_experiments.recordings import available_prompts, tokens_of
 from moeless_experiments.studies.predictor_bench import LONG_PROMPTS, open_bench
@@ -73,6 +73,7 @@ def run(context: Context) -> Result:
                     f"d = {distance}: {100 * _gain(points, name, distance):.1f}"
                     for distance in distances
                 ),
+                verdict=_verdict([_gain(points, name, distance) for distance in distances]),
             )
             for name in _NAMES[1:]
         ),
@@ -109,6 +110,12 @@ def _mean(points: Sequence[_Point], name: str, distance: int) -> float:
 
 def _gain(points: Sequence[_Point], name: str, distance: int) -> float:
     return _mean(points, name, distance) - _mean(points, GATE, distance)
+
+
+def _verdict(gains: Sequence[float]) -> Verdict:
+    """A tenth of a point is no improvement."""
+    better = [gain > 0.001 for gain in gains]
+    return "holds" if all(better) else "in part" if any(better) else "does not hold"
 
 
 def _interpret(points: Sequence[_Point], distances: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 
 from moeless_experiments.context import Context
 from moeless_experiments.demo_models import chosen_models
-from moeless_experiments.figure import Experiment, Finding, Plot, Result, Table
+from moeless_experiments.figure import Experiment, Finding, Plot, Result, Table, Verdict
 from moeless_experiments.plotting import COLOURS, grid
 from moeless_experiments.recordings import available_prompts, tokens_of
 from moeless_experiments.studies.predictor_bench import LONG_PROMPTS, open_bench
@@ -37,6 +37,14 @@ _STYLES = {
     FINETUNE_80: (COLOURS["finetune"], "--"),
     FINETUNE: (COLOURS["finetune"], "-"),
     RIDGE: (COLOURS["ridge"], "-"),
+}
+
+
+_WHY = {
+    GATE: "the paper does not say how it measures accuracy; a load accuracy that starts at 0.9 "
+    "cannot gain 18 points",
+    MLP: "how well perceptrons do depends on the tokens that they are trained on, which the paper "
+    "does not give",
 }
 
 
@@ -70,12 +78,14 @@ def run(context: Context) -> Result:
         tables=(Table(name="accuracy", columns=_Point._fields, rows=tuple(points)),),
         plots=(Plot(name="accuracy", draw=lambda f: _draw(f, points), inches=(9, 6)),),
         findings=(
-            *_gains(points, GATE, "18%"),
-            *_gains(points, MLP, "15%"),
+            *_gains(points, GATE, 18),
+            *_gains(points, MLP, 15),
             Finding(
                 what="memory of a re-fitted predictor ÷ that of perceptrons",
                 paper="less than 2%",
-                ours=f"{_memory_ratio(points):.2%}",
+                ours=f"at most {_memory_ratio(points):.2%}",
+                why="experts ÷ (2 (hidden + experts)): the demo models' hidden size is small",
+                verdict="holds" if _memory_ratio(points) < 0.02 else "in part",
             ),
         ),
         interpretation=_interpret(points, distances),
@@ -119,20 +129,29 @@ def _differences(points: Sequence[_Point], name: str, baseline: str) -> list[flo
     return [100 * (p.load_accuracy - held[p[:4]]) for p in points if p.predictor == name]
 
 
-def _gains(points: Sequence[_Point], baseline: str, paper: str) -> list[Finding]:
+def _gains(points: Sequence[_Point], baseline: str, paper: int) -> list[Finding]:
     findings = []
     for name in _OURS:
         gains = _differences(points, name, baseline)
         findings.append(
             Finding(
                 what=f"load accuracy of {name} above {baseline}, in points",
-                paper=f"up to {paper}",
+                paper=f"up to {paper}%",
                 ours=(
                     f"up to {max(gains):.1f}, mean {np.mean(gains):.1f}, least {min(gains):.1f}"
                 ),
+                why=_WHY[baseline],
+                verdict=_verdict(gains, paper),
             )
         )
     return findings
+
+
+def _verdict(gains: Sequence[float], paper: int) -> Verdict:
+    """It holds if the most that is gained is what the paper has, within 5 points."""
+    if max(gains) >= paper - 5:
+        return "holds"
+    return "in part" if np.mean(gains) > 0 else "does not hold"
 
 
 def _memory_ratio(points: Sequence[_Point]) -> float:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from moeless.learned.evaluation import Loads
 from moeless_experiments.context import Context
 from moeless_experiments.demo_models import chosen_models
-from moeless_experiments.figure import Cell, Experiment, Finding, Plot, Result, Table
+from moeless_experiments.figure import Cell, Experiment, Finding, Plot, Result, Table, Verdict
 from moeless_experiments.plotting import grid
 from moeless_experiments.recordings import available_prompts, tokens_of
 from moeless_experiments.studies.predictor_bench import LONG_PROMPTS, SMALL_BATCHES, open_bench
@@ -91,6 +91,7 @@ def run(context: Context) -> Result:
                     for row in rows
                     if row[2:5] == (*LONG_PROMPTS, name)
                 ),
+                verdict=_verdict(rows, name),
             )
             for name in reversed(_NAMES)
         ),
@@ -135,6 +136,13 @@ def _pairs(case: _Case) -> tuple[tuple[Cell, ...], ...]:
         for layer in range(expected_LE.shape[0])
         for expert in range(expected_LE.shape[1])
     )
+
+
+def _verdict(rows: list[tuple[Cell, ...]], name: str) -> Verdict:
+    """Strong is 0.8 and more."""
+    found = [float(row[5] or 0.0) for row in rows if row[2:5] == (*LONG_PROMPTS, name)]
+    strong = [r >= 0.8 for r in found]
+    return "holds" if all(strong) else "in part" if any(strong) else "does not hold"
 
 
 def _interpret(rows: list[tuple[Cell, ...]]) -> str:

@@ -87,6 +87,8 @@ def run(context: Context) -> Result:
                     f"{fit.model} {fit.seconds:.1f} s on {fit.threads} cores ({fit.how})"
                     for fit in fits
                 ),
+                why="CPU cores instead of a GPU, in closed form instead of by gradient",
+                verdict="holds" if all(fit.seconds < 300 for fit in fits) else "in part",
             ),
             Finding(
                 what=f"ms to predict a layer, T = {_LIMIT_TOKENS}, one core, certain choices and "
@@ -97,6 +99,9 @@ def run(context: Context) -> Result:
                     for each in delays
                     if each.tokens == _LIMIT_TOKENS
                 ),
+                verdict="holds"
+                if all(e.with_probabilities_ms < 0.2 for e in delays if e.tokens == _LIMIT_TOKENS)
+                else "in part",
             ),
             Finding(
                 what="memory to fit, all layers that go into 2 GiB at a time",

@@ -198,7 +198,9 @@ def _interpret(table: Table, distances: tuple[int, ...]) -> str:
         name: _mean(table, name, "load_accuracy", **decode)
         for name in (GATE, RIDGE, *ADJUSTED, *HISTORIES)
     }
-    listed = ", ".join(f"{name} {value:.3f}" for name, value in decoding.items())
+    listed = ", ".join(
+        f"{name} {value:.3f}" for name, value in decoding.items() if not np.isnan(value)
+    )
     return (
         f"{wanted}: a copied gate has no more than "
         f"{100 * (1 - _mean(table, GATE, 'load_accuracy', distance=1)):.1f} points to lose at "
@@ -206,7 +208,7 @@ def _interpret(table: Table, distances: tuple[int, ...]) -> str:
         f"{_mean(table, 'mean load', 'load_accuracy', distance=1):.3f}, but knows the hottest "
         f"expert in {_mean(table, 'mean load', 'hot_hit_rate', distance=1):.0%} of the batches, "
         f"against {_mean(table, RIDGE, 'hot_hit_rate', distance=1):.0%} for re-fitted gates. In "
-        f"decoding of {DECODING.size} conversations at d = 1: {listed}."
+        f"decoding of {DECODING.size} conversations at d = 1: {listed or 'too few tokens'}."
     )
 
 

@@ -43,12 +43,16 @@ def run(context: Context) -> Result:
                 paper="less than 2%",
                 ours=f"{worst.share_of_perceptrons:.2%} ({worst.model}); of the paper's models "
                 + ", ".join(f"{row.model} {row.share_of_perceptrons:.2%}" for row in own),
+                verdict="holds"
+                if all(row.share_of_perceptrons < 0.02 for row in own)
+                else "in part",
             ),
             Finding(
                 what="parameters of the largest predictor",
                 paper="80K",
                 ours=f"{largest.parameters_of_a_layer:,} ({largest.model}: {largest.hidden} x "
                 f"{largest.experts} weights and a bias)",
+                verdict="holds" if largest.parameters_of_a_layer < 85_000 else "does not hold",
             ),
             Finding(
                 what="memory of all predictors of a model",

@@ -134,9 +134,10 @@ class PredictorBench:
         if name in ADJUSTED:
             return self._adjust(name)
         made = make_predictor(self._context, self.model, self.trained_on, self.distance, name)
+        asked = self._evaluations[LONG_PROMPTS].ask(made.predictor)
         for evaluation in self._evaluations.values():
-            evaluation.add_predictor(self._key(name), made.predictor)
-        return Expected(made=made, recall_L=evaluation.recall[self._key(name)])
+            evaluation.add_shares(self._key(name), asked)
+        return Expected(made=made, recall_L=asked.recall_L)
 
     def _adjust(self, name: str) -> Expected:
         found = self.ask(RIDGE)

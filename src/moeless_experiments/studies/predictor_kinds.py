@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from moeless import __version__
 from moeless.errors import MoelessError
 from moeless.learned.gradient import DescentOptions
 from moeless.learned.load_predictor import LoadPredictor
@@ -63,13 +63,10 @@ class Made:
         predictor: The predictor.
         layers_trained: Layers with another model than the copied gate; None for kinds that have
             no such thing.
-        cpu_s: Processor time of fitting; None where it is next to nothing or it was kept from
-            an earlier run.
     """
 
     predictor: LoadPredictor
     layers_trained: int | None = None
-    cpu_s: float | None = None
 
 
 def options_of(context: Context, name: str, distance: int) -> TrainingOptions | None:
@@ -121,17 +118,14 @@ def make_predictor(context: Context, model: str, prompts: str, distance: int, na
 
 def _make(context: Context, model: str, prompts: str, distance: int, name: str) -> Made:
     shards = open_recording(context, model, prompts)
-    known, what = shards.manifest, f"{model}, {prompts}, d = {distance}: {name}"
-    options = options_of(context, name, distance)
-    if name == MLP:  # takes minutes
+    if options_of(context, name, distance) is not None:
         kept = _find_kept(keep_predictor(context, model, prompts, distance, name), shards)
         assert kept is not None
         return kept
-    if options is not None:
-        return _train(context, shards, options, what)
     if name == GATE:
         return Made(predictor=original_gates(shards.gates, distance), layers_trained=0)
-    context.progress(what, 0, 1)
+    context.progress(f"{model}, {prompts}, d = {distance}: {name}", 0, 1)
+    known = shards.manifest
     fit, _ = shards.split(HELD_OUT, context.seed)
     rows = TokenRows(shards, fit).sample(tokens_of(context), seed=context.seed)
     if name == TABLE:
@@ -167,16 +161,6 @@ def keep_predictor(context: Context, model: str, prompts: str, distance: int, na
     return directory
 
 
-def _train(context: Context, shards: GateShards, options: TrainingOptions, what: str) -> Made:
-    began_s = time.process_time()
-    training = _run(context, shards, options, what)
-    return Made(
-        predictor=training.predictor,
-        layers_trained=sum(layer.trained for layer in training.layers),
-        cpu_s=time.process_time() - began_s,
-    )
-
-
 def _run(context: Context, shards: GateShards, options: TrainingOptions, what: str) -> Training:
     return Trainer(shards, options).train(
         lambda stage, done, total: context.progress(f"{what}: {stage}", done, total)
@@ -198,5 +182,6 @@ def _find_kept(directory: Path, shards: GateShards) -> Made | None:
 
 
 def _digest(shards: GateShards, options: TrainingOptions) -> str:
-    described = json.dumps([recording_digest(shards.manifest), asdict(options)], sort_keys=True)
+    depends_on = [__version__, recording_digest(shards.manifest), asdict(options)]
+    described = json.dumps(depends_on, sort_keys=True)
     return f"{options.method}-{hashlib.sha256(described.encode()).hexdigest()[:16]}"

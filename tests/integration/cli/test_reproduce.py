@@ -96,8 +96,9 @@ def test_the_figures_on_predictors_share_what_they_train(tmp_path, shards, monke
         assert abs(float(row["load_accuracy"]) - accuracy[row["predictor"], row["tested_on"]]) < (
             1e-4
         )
-    # Perceptrons take longest, and are kept for the next run.
-    assert len(list((tmp_path / "cache" / "experiments" / "predictors").iterdir())) == 2
+    # What takes long is kept for the next run: perceptrons of two distances, and all else.
+    kept = [path.name for path in (tmp_path / "cache" / "experiments" / "predictors").iterdir()]
+    assert len([name for name in kept if name.startswith("mlp-")]) == 2
 
 
 def test_overheads_are_measured_and_their_timings_kept_apart(tmp_path, shards):
