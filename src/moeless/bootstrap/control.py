@@ -75,7 +75,9 @@ def build_policies(config: PolicyConfig, *, cost: LayerCost, clock: Clock) -> Po
         config.policy,
         cost=cost,
         options=PolicyOptions(
-            memory_factor=config.memory_factor, cv_threshold=config.cv_threshold
+            memory_factor=config.memory_factor,
+            cv_threshold=config.cv_threshold,
+            eplb_interval_s=config.eplb_interval_s,
         ),
         clock=clock,
         history=choose_predictor(config.predictor).history,
