@@ -13,6 +13,9 @@ from moeless_experiments.plotting import grid, shades
 from moeless_experiments.recordings import available_prompts, open_recording, tokens_of
 
 _DISTANCES = (1, 2, 3, 4, 5)
+_SETTLED = 4
+"""The first layers are unlike all others in any model."""
+
 _COLUMNS = ("model", "prompts", "distance", "layer", "cosine", "load_accuracy", "token_recall")
 
 
@@ -29,7 +32,9 @@ def run(context: Context) -> Result:
                         found[name][layer] for name in ("cosine", "load_accuracy", "token_recall")
                     )
                     rows.append((model, prompts, int(distance), layer, *figures))
-    first = {model: report for (model, _), report in reversed(reports.items())}
+    first: dict[str, dict[str, Any]] = {}
+    for (model, _), report in reports.items():
+        first.setdefault(model, report)
     return Result(
         provenance="measured",
         tables=(Table(name="layers", columns=_COLUMNS, rows=tuple(rows)),),
@@ -114,8 +119,29 @@ def _interpret(reports: dict[Any, Any]) -> str:
         f"says; the load accuracy of copied gates goes from {accuracy[1]:.2f} to "
         f"{accuracy[5]:.2f}. The last third of the layers is more predictable than the first in "
         f"{sum(gap > 0 for gap in gaps)} of {len(gaps)} cases, by {np.mean(gaps):.3f} on average "
-        "at d = 1. Depth is not all that matters: each model has layers in its middle at which "
-        "the hidden state changes abruptly, and copied gates fail wherever they look across one."
+        f"at d = 1. Depth is not all that matters. {_break(reports)}"
+    )
+
+
+def _break(reports: dict[Any, Any]) -> str:
+    """Where what enters gates changes the most beyond the first layers, and what that does."""
+    found = []
+    for report in reports.values():
+        cosines = np.array(report["distances"]["1"]["cosine"], dtype=np.float64)
+        layer = _SETTLED + int(np.nanargmin(cosines[_SETTLED:]))
+        accuracy = report["distances"]["3"]["load_accuracy"]
+        across = [value for value in accuracy[layer + 1 : layer + 3] if value is not None]
+        if across:
+            found.append((layer, float(cosines[layer]), float(np.mean(across))))
+    if not found:
+        return "This model has too few layers to look for abrupt changes."
+    layers = sorted({layer for layer, _, _ in found})
+    return (
+        f"What enters gates changes most abruptly before layer {' or '.join(map(str, layers))} "
+        f"(cosine {np.mean([cosine for _, cosine, _ in found]):.2f} with the layer before), and a "
+        "copied gate that looks across it from three layers before is right for "
+        f"{np.mean([across for _, _, across in found]):.2f} of the load only. (The demo models "
+        "share that: they are carved from one dense model.)"
     )
 
 
