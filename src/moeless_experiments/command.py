@@ -24,7 +24,7 @@ from moeless_experiments.writing import require_matplotlib, require_writable, wr
 def _list(context: click.Context, _option: click.Parameter, asked: bool) -> None:
     if asked:
         for name in MODULES:
-            click.echo(f"{name:<12} {find(name).title}")
+            click.echo(f"{name:<17} {find(name).title}")
         context.exit()
 
 

@@ -19,6 +19,8 @@ MODULES: Final[dict[str, str]] = {
     "predictors": "moeless_experiments.figures.predictors",
     "end-effect": "moeless_experiments.figures.end_effect",
     "overheads": "moeless_experiments.figures.overheads",
+    "measured-layers": "moeless_experiments.figures.measured_layers",
+    "emulated-devices": "moeless_experiments.figures.emulated_devices",
 }
 """Experiment to the module with its ``EXPERIMENT``; imported when it is run."""
 
