@@ -28,6 +28,7 @@ from provenance import provenance
 from moeless.bootstrap.policies import PolicyOptions, max_replicas
 from moeless.bootstrap.replay import ReplayTask, prepare_replay
 from moeless.bootstrap.replay_runner import metrics_config, run_replay
+from moeless.core.layer_cost import LayerCost
 from moeless.policies.kernels.replica_search import best_change
 from moeless.policies.kernels.set_judge import TAIL_WEIGHT, set_penalty
 from moeless.policies.planners.topology import first_topology, random_topology
@@ -44,6 +45,7 @@ LAYERS = 2
 TOP_K = 2
 TOKENS = 512
 POLICIES = ("static", "eplb", "swift", "moeless")
+TOKENS_ONLY_XD = LayerCost(token_s=1.0).price_XD(DEVICES)
 BREADTH = (48, 24, 96)
 """Links, drops and exchanges that the search tries: far more than the planner does."""
 
@@ -66,7 +68,7 @@ def best_fixed_straggler(
     weight_N = np.full(len(load_NE), 1.0 / len(load_NE))
 
     def excess(replicas_ED: np.ndarray, tail: float = 0.0) -> float:
-        return float(set_penalty(load_NE, weight_N, replicas_ED, 0.0, tail, np.inf))
+        return float(set_penalty(load_NE, weight_N, replicas_ED, TOKENS_ONLY_XD, tail, np.inf))
 
     # Of the sets that were held the best one is improved, too.
     known_sets = sorted(known_sets, key=lambda known: excess(known, TAIL_WEIGHT))
@@ -94,7 +96,15 @@ def improve(load_NE: np.ndarray, weight_N: np.ndarray, replicas_ED: np.ndarray, 
         sample_N = weight_N[::stride] / weight_N[::stride].sum()
         for _ in range(200):
             gain = best_change(
-                sample_NE, sample_N, replicas_ED, 0.0, 0.0, capacity_D, held, *BREADTH, change
+                sample_NE,
+                sample_N,
+                replicas_ED,
+                TOKENS_ONLY_XD,
+                0.0,
+                capacity_D,
+                held,
+                *BREADTH,
+                change,
             )
             if gain <= 1e-9:
                 break

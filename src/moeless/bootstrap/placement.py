@@ -94,7 +94,7 @@ def counts_of(task: PlacementTask, load_E: LoadArray) -> CountArray:
     Under a time model they are those of the mean step: what touching an expert costs depends on
     how few tokens share it. Otherwise only proportions matter, so fractions are scaled up.
     """
-    if task.timed:
+    if not task.scalable:
         return np.rint(load_E / task.loads.steps).astype(np.int64)
     total = float(load_E.sum())
     whole = task.loads.loads_LE.dtype.kind == "i" or total == 0

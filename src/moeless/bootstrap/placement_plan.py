@@ -3,7 +3,7 @@
 This module must not know how placements are chosen (``placement``) or shown.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,8 +48,13 @@ class PlacementTask:
 
     @property
     def timed(self) -> bool:
-        """Whether a time model counts, instead of tokens."""
-        return self.cost is not TOKENS_ONLY
+        """Whether time counts, instead of tokens."""
+        return self.cost != TOKENS_ONLY
+
+    @property
+    def scalable(self) -> bool:
+        """Whether only proportions of tokens matter, because nothing but them costs time."""
+        return replace(self.cost, speeds=()) == TOKENS_ONLY
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

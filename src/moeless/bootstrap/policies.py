@@ -132,8 +132,10 @@ def _build_planner(name: str, *, cost: LayerCost, options: PolicyOptions) -> Pla
             "memory_factor": options.fixed_memory_factor,
             "cv_threshold": options.cv_threshold,
         }
-    elif name in _SLOTTED or name == "even_split":
+    elif name in _SLOTTED:
         numbers = {"memory_factor": options.fixed_memory_factor}
+    elif name == "even_split":
+        numbers = {"cost": cost, "memory_factor": options.fixed_memory_factor}
     elif name == "moeless":
         factor = options.memory_factor
         numbers = {"cost": cost, "memory_factor": None if isinstance(factor, str) else factor}

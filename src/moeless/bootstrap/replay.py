@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from moeless import __version__
 from moeless.bootstrap.policies import ORACLE, PolicyOptions
+from moeless.core.cluster import parse_speeds
 from moeless.core.model import ExpertShape
 from moeless.costs.linear import LinearTime
 from moeless.costs.links import LinkTimes
@@ -42,6 +43,8 @@ class ReplayTask:
         cost_model: ``paper``, ``h200``, ``a6000`` or a JSON file.
         device_preset: Memory and links of a device; None for the cost model's own, which is
             ``a6000`` for ``paper`` and for files.
+        device_speeds: Relative speed of each device, such as ``1,1,0.5,0.5``; None for equal
+            ones.
         expert_shape: ``HIDDENxINTER``; None looks the trace's model up.
         device_memory_bytes: Memory for experts on each device; None for the preset's, or more
             where the memory factor needs more.
@@ -67,6 +70,7 @@ class ReplayTask:
     distance: int | None = None
     cost_model: str = "paper"
     device_preset: str | None = None
+    device_speeds: str | None = None
     expert_shape: str | None = None
     device_memory_bytes: int | None = None
     seed: int = 0
@@ -166,7 +170,8 @@ def prepare_replay(task: ReplayTask) -> PreparedReplay:
         _check_explain(task.explain, trace)
     expert = find_expert_shape(trace.meta.model, task.expert_shape)
     preset = device_preset(preset_name(task))
-    time_model = build_time_model(task.cost_model, expert, task.devices)
+    speeds = () if task.device_speeds is None else parse_speeds(task.device_speeds, task.devices)
+    time_model = build_time_model(task.cost_model, expert, task.devices, speeds=speeds)
     if task.optimum:
         _check_optimum(task, time_model)
     return PreparedReplay(

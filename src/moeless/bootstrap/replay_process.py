@@ -46,7 +46,9 @@ def replay_job(job: dict[str, Any], trace: RoutingTrace, *, on_step: Any) -> Rec
     """
     name = job["policy"]
     expert = ExpertShape(**job["expert"])
-    time_model = build_time_model(job["cost_model"], expert, job["devices"])
+    time_model = build_time_model(
+        job["cost_model"], expert, job["devices"], speeds=tuple(job["speeds"])
+    )
     if name == ORACLE:
         oracle = Oracle(
             time_model=time_model,

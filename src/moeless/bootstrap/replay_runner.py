@@ -78,6 +78,7 @@ def describe_job(prepared: PreparedReplay, name: str) -> dict[str, Any]:
         "device_bytes": prepared.device_bytes,
         "expert": asdict(prepared.expert),
         "cost_model": task.cost_model,
+        "speeds": prepared.time_model.cost.speeds,
         "load_s": prepared.load_s,
         "prediction": asdict(prepared.prediction),
         "seed": task.seed,

@@ -1,12 +1,13 @@
 """``moeless plan``: a placement from recorded loads, for this or another system."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from moeless.core.cluster import parse_bytes
+from moeless.core.cluster import parse_bytes, parse_speeds
 from moeless.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,6 +54,11 @@ _FIXED_SLOTS = ("sglang", "trtllm")
     "--cost-model",
     metavar="NAME|FILE",
     help="Balance time instead of tokens: paper, h200, a6000 or a JSON file (needs --model).",
+)
+@click.option(
+    "--device-speeds",
+    metavar="S,S,...",
+    help="Relative speed of each device, such as 1,1,0.5,0.5: balance time instead of tokens.",
 )
 @click.option(
     "--current",
@@ -126,6 +132,8 @@ def _read_task(loads: Path, *, equal_slots: bool, **options: Any) -> "PlacementT
     cost = TOKENS_ONLY
     if options["cost_model"] is not None:
         cost = _cost(options["cost_model"], model, options["devices"])
+    if options["device_speeds"] is not None:
+        cost = replace(cost, speeds=parse_speeds(options["device_speeds"], options["devices"]))
     return PlacementTask(
         loads=read_loads(
             loads,

@@ -63,6 +63,12 @@ _ALL = "static,eplb,swift,paper,moeless,oracle"
     help="Memory and links of the devices [default: the cost model's, else a6000].",
 )
 @click.option(
+    "--device-speeds",
+    metavar="S,S,...",
+    help="Relative speed of each device, such as 1,1,0.5,0.5: device times are divided by it "
+    "[default: all equal].",
+)
+@click.option(
     "--expert-shape",
     metavar="HIDDENxINTER",
     help="Shape of the experts, bfloat16 [default: that of the trace's model, if it is known].",

@@ -1,5 +1,6 @@
 """Devices that can hold and run expert functions."""
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -55,6 +56,35 @@ def parse_devices(text: str) -> tuple[Device, ...]:
             raise ConfigError(f"--devices {text!r} names a GPU twice; {_HELP}")
         return tuple(Device(index=i, kind="cuda", ordinal=o) for i, o in enumerate(ordinals))
     raise ConfigError(f"--devices {text!r} is not a device string; {_HELP}")
+
+
+def parse_speeds(text: str, num_devices: int) -> tuple[float, ...]:
+    """Read the relative speeds of devices, such as ``1,1,0.5,0.5``.
+
+    Args:
+        text: A number above 0 for each device.
+        num_devices: D.
+
+    Raises:
+        ConfigError: Not a speed, or not one for each device.
+    """
+    speeds = []
+    for part in text.split(","):
+        try:
+            speed = float(part)
+        except ValueError:
+            speed = math.nan
+        if not (math.isfinite(speed) and speed > 0):
+            raise ConfigError(
+                f"--device-speeds {text!r}: {part.strip()!r} is not a speed; use for example "
+                f"1,1,0.5,0.5"
+            )
+        speeds.append(speed)
+    if len(speeds) != num_devices:
+        raise ConfigError(
+            f"--device-speeds names {len(speeds)} speeds for {num_devices} devices; give one each"
+        )
+    return tuple(speeds)
 
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}

@@ -1,7 +1,7 @@
 """A time model read off measurements: device time by tokens and experts touched."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -30,6 +30,8 @@ class TableTime:
         seconds_AB: Measured seconds [A, B].
         transfer_s: Moving one token's hidden state over the link, one way.
         label: Where the table comes from, for reports.
+        speeds: Relative speed of each device, 1 for the one that was measured; empty where all
+            are like that.
 
     Raises:
         ConfigError: Axes that do not ascend, a wrong shape, a value that is not finite and
@@ -41,6 +43,7 @@ class TableTime:
     seconds_AB: FloatArray
     transfer_s: float = 0.0
     label: str = "table"
+    speeds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name, axis, least in (("tokens", self.tokens_A, 2), ("touched", self.touched_B, 1)):
@@ -69,7 +72,8 @@ class TableTime:
     @cached_property
     def cost(self) -> LayerCost:
         """The linear model closest to the table, in relative least squares."""
-        return self._fit.layer_cost(transfer_s=self.transfer_s)
+        cost = self._fit.layer_cost(transfer_s=self.transfer_s)
+        return replace(cost, speeds=self.speeds)
 
     def device_s(self, tokens_ED: CountArray) -> FloatArray:
         """Time of each device in seconds [D]; 0 for a device without tokens.
@@ -79,7 +83,8 @@ class TableTime:
         """
         tokens_D = tokens_ED.sum(axis=0)
         touched_D = np.count_nonzero(tokens_ED, axis=0)
-        return np.where(tokens_D > 0, self.seconds(tokens_D, touched_D), 0.0)
+        busy_s_D = np.where(tokens_D > 0, self.seconds(tokens_D, touched_D), 0.0)
+        return busy_s_D / self.cost.speed_D(len(busy_s_D)) if self.speeds else busy_s_D
 
     def layer_s(self, tokens_ED: CountArray) -> float:
         """Time of the layer in seconds, transfers included.
@@ -91,7 +96,7 @@ class TableTime:
         return float(self.device_s(tokens_ED).max(initial=0.0)) + 2 * self.transfer_s * most
 
     def seconds(self, tokens_D: CountArray, touched_D: CountArray) -> FloatArray:
-        """Seconds [D] of so many tokens on so many experts, whatever the device."""
+        """Seconds [D] of so many tokens on so many experts, at speed 1."""
         row, row_share, beyond_tokens = _locate(self.tokens_A, tokens_D)
         column, column_share, beyond_touched = _locate(self.touched_B, touched_D)
         next_row = np.minimum(row + 1, len(self.tokens_A) - 1)

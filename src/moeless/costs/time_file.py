@@ -58,7 +58,13 @@ def read_time_model(path: Path) -> LinearTime | TableTime:
 def _linear(content: dict[str, Any], label: str) -> LinearTime:
     _check_keys(content, known=_LINEAR_KEYS, required={"token_s"})
     numbers = {key: _number(content, key) for key in content}
-    return LinearTime(cost=LayerCost(**numbers), label=label)
+    cost = LayerCost(
+        base_s=numbers.get("base_s", 0.0),
+        touch_s=numbers.get("touch_s", 0.0),
+        token_s=numbers["token_s"],
+        transfer_s=numbers.get("transfer_s", 0.0),
+    )
+    return LinearTime(cost=cost, label=label)
 
 
 def _table(content: dict[str, Any], label: str) -> TableTime:

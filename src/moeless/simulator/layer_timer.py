@@ -46,6 +46,8 @@ class LayerTimer:
                 device_s_D += cost.touch_s * np.add.reduce(share_ED > 0, axis=0)
             if cost.base_s:
                 device_s_D += cost.base_s * (tokens_D > 0)
+            if cost.speeds:
+                device_s_D /= cost.speed_D(len(device_s_D))
         most = int(np.maximum.reduce(tokens_D))
         slowest_s = float(np.maximum.reduce(device_s_D))
         return slowest_s + self._both_ways_s * most, float(np.add.reduce(device_s_D))

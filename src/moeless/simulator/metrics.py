@@ -48,14 +48,8 @@ def bound_s_SL(loads_SLE: NDArray[np.generic], *, cost: LayerCost, num_devices: 
     """
     total_SL = loads_SLE.sum(axis=2, dtype=np.int64)
     active_SL = np.count_nonzero(loads_SLE, axis=2)
-    share_SL = -(-total_SL // num_devices)
-    one_s = cost.touch_s + cost.token_s
-    spread_SL = (cost.touch_s * active_SL + cost.token_s * total_SL) / num_devices
-    seats_SL = -(-active_SL // num_devices) * one_s
-    fullest_SL = cost.touch_s + cost.token_s * share_SL
-    expert_SL = np.maximum(spread_SL, np.maximum(seats_SL, fullest_SL))
-    bound_SL: FloatArray = cost.base_s + expert_SL + 2 * cost.transfer_s * share_SL
-    return np.where(total_SL > 0, bound_SL, 0.0)
+    bound_N = cost.bounds_s(total_SL.ravel(), active_SL.ravel(), num_devices)
+    return bound_N.reshape(total_SL.shape)
 
 
 @dataclass(frozen=True, kw_only=True)

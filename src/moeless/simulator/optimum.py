@@ -9,14 +9,16 @@ from numpy.typing import NDArray
 
 from moeless.core.layer_cost import LayerCost
 from moeless.core.plan import CountArray, ReplicaArray
-from moeless.errors import MissingExtraError, PlanError
+from moeless.errors import MissingExtraError
+from moeless.simulator.uneven_optimum import (
+    RELATIVE_GAP,
+    BoolArray,
+    least_time_uneven,
+    usable_pairs,
+)
 
 TIME_LIMIT_S = 2.0
 """Seconds after which a mixed-integer program is given up."""
-
-_RELATIVE_GAP = 1e-3
-
-BoolArray = NDArray[np.bool_]
 
 
 def require_scipy() -> None:
@@ -48,7 +50,7 @@ def least_tokens(count_E: CountArray, replicas_ED: ReplicaArray | BoolArray) -> 
     from scipy.optimize import linprog
     from scipy.sparse import coo_array
 
-    pairs_N2 = _usable_pairs(count_E, replicas_ED)
+    pairs_N2 = usable_pairs(count_E, replicas_ED)
     devices, size = replicas_ED.shape[1], len(pairs_N2)
     if not size:
         return 0
@@ -105,6 +107,8 @@ def least_time(
     """
     if not count_E.any():
         return 0.0
+    if cost.speeds:
+        return least_time_uneven(count_E, replicas_ED, cost, limit_s=limit_s)
     if cost.touch_s == 0:
         most = least_tokens(count_E, replicas_ED)
         return cost.base_s + (cost.token_s + 2 * cost.transfer_s) * most
@@ -124,7 +128,7 @@ def _solve_with_touches(
     from scipy.optimize import Bounds, milp
 
     touch, both_ways = cost.touch_s / cost.token_s, 2 * cost.transfer_s / cost.token_s
-    pairs_N2 = _usable_pairs(count_E, replicas_ED)
+    pairs_N2 = usable_pairs(count_E, replicas_ED)
     choices_E = np.bincount(pairs_N2[:, 0], minlength=len(count_E))
     fixed_N2 = pairs_N2[choices_E[pairs_N2[:, 0]] == 1]
     open_N2 = pairs_N2[choices_E[pairs_N2[:, 0]] > 1]
@@ -148,7 +152,7 @@ def _solve_with_touches(
         ],
         integrality=whole,
         bounds=Bounds(0, most),
-        options={"time_limit": limit_s, "mip_rel_gap": _RELATIVE_GAP},
+        options={"time_limit": limit_s, "mip_rel_gap": RELATIVE_GAP},
     )
     return cost.token_s * float(result.fun) if result.status == 0 else None
 
@@ -192,13 +196,3 @@ def _within_the_most(
         LinearConstraint(time, -np.inf, -fixed_time_D),
         LinearConstraint(tokens, -np.inf, -fixed_tokens_D),
     )
-
-
-def _usable_pairs(count_E: CountArray, replicas_ED: ReplicaArray | BoolArray) -> NDArray[np.int64]:
-    """(expert, device) of every replica of an expert with tokens [N, 2]."""
-    usable_ED = (replicas_ED > 0) & (count_E > 0)[:, None]
-    stranded = np.flatnonzero((count_E > 0) & ~usable_ED.any(axis=1))
-    if len(stranded):
-        expert = int(stranded[0])
-        raise PlanError(f"expert {expert}: {count_E[expert]} tokens but no replica")
-    return np.argwhere(usable_ED)

@@ -1,4 +1,4 @@
-"""The oracle: all devices get equally many tokens, whatever the gate said.
+"""The oracle: all devices get as many tokens as they are fast, whatever the gate said.
 
 It is lossy (tokens go to experts that were not chosen) and cannot be served; it only shows what
 perfect balance would be worth. It needs no platform: every expert has one replica, always warm.
@@ -87,7 +87,11 @@ class Oracle:
         devices = self._num_devices
         width = max(1, -(-num_experts // devices))
         tokens_D = np.full(devices, tokens // devices, dtype=np.int64)
-        tokens_D[: tokens % devices] += 1
+        cost = self._time_model.cost
+        if cost.speeds:
+            speed_D = cost.speed_D(devices)
+            tokens_D = np.floor(tokens * speed_D / speed_D.sum() * (1 - 1e-12)).astype(np.int64)
+        tokens_D[: tokens - int(tokens_D.sum())] += 1
         whole_D, rest_D = np.divmod(tokens_D, width)
         rank_W1 = np.arange(width, dtype=np.int64)[:, None]
         share: CountArray = whole_D[None, :] + (rank_W1 < rest_D[None, :])

@@ -90,6 +90,16 @@ def test_time_may_be_balanced_instead_of_tokens(plan):
     assert "the least possible layer time / the layer time" in out
 
 
+@pytest.mark.parametrize("split", ["even", "min-time"])
+def test_slow_devices_get_less(loads, capsys, split):
+    arguments = ["plan", str(loads), "--slots", "16", "--split", split, "--output", "json"]
+    found = []
+    for speeds in ([], ["--device-speeds", "1,1,1,1,1,1,0.5,0.5"]):
+        assert run([*arguments, *speeds]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] != found[1]
+
+
 @pytest.mark.skipif("moeless" not in PLANNERS.names(), reason="needs the planner moeless")
 def test_by_default_it_plans_for_engines_that_split_evenly(loads, capsys):
     assert run(["plan", str(loads), "--slots", "16"]) == 0
@@ -118,6 +128,7 @@ def test_a_split_is_refused_where_the_policy_has_its_own(loads, capsys):
         (["--model", "mixtral-8x7b"], "3 layers, mixtral-8x7b has 32"),
         (["--cost-model", "h200"], "give --model"),
         (["--experts", 4], "physical slots"),
+        (["--device-speeds", "1,2"], "2 speeds for 8 devices"),
         (["--format", "yaml"], "unknown format 'yaml'"),
         (["--current", "nowhere.json"], "no such file"),
         (["--layer", 9], "--layer 9 is not in the loads"),

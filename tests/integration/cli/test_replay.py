@@ -191,6 +191,37 @@ def test_decode_steps_are_labelled_synthetic(requests, arrivals, tmp_path, capfd
     assert "decode (synthetic)" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize("cost_model", ["paper", "h200"])
+def test_devices_may_be_of_unequal_speed(steps, tmp_path, cost_model):
+    out = tmp_path / "out.json"
+    options = ["--routing", steps, "--expert-shape", "4096x14336", "--cost-model", cost_model]
+    options += ["--devices", 4, "--policies", POLICIES, "--optimum", 20, "--json", out]
+    figures = {}
+    for speeds in ("1,1,1,1", "1,1,0.5,0.5"):
+        replay(*options, "--device-speeds", speeds)
+        report = json.loads(out.read_text())
+        figures[speeds] = report["policies"]
+    assert report["config"]["cost"]["speeds"] == [1.0, 1.0, 0.5, 0.5]
+    for name, found in figures["1,1,0.5,0.5"].items():
+        equal = figures["1,1,1,1"][name]
+        assert found["layer_forward_ms"]["mean"] > equal["layer_forward_ms"]["mean"]
+        assert found["bound_ratio"]["mean"] >= (0.8 if name == "oracle" else 1.0)
+    mine, static = figures["1,1,0.5,0.5"]["moeless"], figures["1,1,0.5,0.5"]["static"]
+    assert mine["layer_forward_ms"]["mean"] < static["layer_forward_ms"]["mean"]
+    assert mine["optimum"]["ratio"]["mean"] < 1.02
+
+
+def test_equal_speeds_are_no_speeds(steps, tmp_path):
+    reports = []
+    for speeds in ([], ["--device-speeds", "1,1,1,1"]):
+        out = tmp_path / "out.json"
+        options = ["--expert-shape", "64x64", "--devices", 4, "--policies", "static,moeless"]
+        replay("--routing", steps, *options, *speeds, "--json", out)
+        policies = json.loads(out.read_text())["policies"]
+        reports.append([[f for k, f in p.items() if k not in MEASURED] for p in policies.values()])
+    assert reports[0] == reports[1]
+
+
 def test_a_table_and_an_explanation_are_printed(steps, capfd):
     replay(
         *("--routing", steps, "--expert-shape", "64x64", "--devices", 4),
@@ -270,6 +301,8 @@ def test_an_unknown_model_needs_a_shape(fails, steps):
         (("--prediction", "ewma", "--distance", "2"), "looks back"),
         (("--distance", "3"), "the trace has 3 layers"),
         (("--cost-model", "b200"), "b200"),
+        (("--device-speeds", "1,fast"), "'fast' is not a speed"),
+        (("--devices", "3", "--device-speeds", "1,1"), "2 speeds for 3 devices"),
         (("--memory-factor", "0.5"), "--memory-factor '0.5'"),
         (("--memory-factor", "much"), "nor auto"),
         (("--devices", "0"), "--devices is 0"),

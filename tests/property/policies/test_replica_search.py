@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moeless.core.layer_cost import LayerCost
 from moeless.policies.kernels.replica_search import best_change
 from moeless.policies.kernels.set_judge import (
     TAIL_WEIGHT,
@@ -17,7 +18,7 @@ from moeless.policies.planners.topology import random_topology
 
 @st.composite
 def problems(draw):
-    """Loads [N, E], a set [E, D] and the price of touching an expert."""
+    """Loads [N, E], a set [E, D] and prices [3, D]."""
     experts = draw(st.integers(2, 9))
     devices = draw(st.integers(2, 5))
     seed = draw(st.integers(0, 2**31))
@@ -26,26 +27,28 @@ def problems(draw):
     slots = -(-experts // devices) + draw(st.integers(0, 2))
     replicas = draw(st.integers(experts, slots * devices))
     replicas_ED = random_topology(experts, [slots] * devices, replicas, rng)
-    touch = draw(st.sampled_from([0.0, 3.0, 100.0]))
-    return load_NE.astype(np.int64), replicas_ED, slots, touch
+    speeds = draw(st.sampled_from([(), (1.0, 0.5, 1.0, 2.0, 0.7)]))[:devices]
+    touch_s = draw(st.sampled_from([0.0, 3.0, 100.0]))
+    cost = LayerCost(base_s=20.0, touch_s=touch_s, token_s=1.0, transfer_s=0.1, speeds=speeds)
+    return load_NE.astype(np.int64), replicas_ED, slots, cost.price_XD(devices)
 
 
-def judge(load_NE, replicas_ED, touch):
+def judge(load_NE, replicas_ED, price_XD):
     weight_N = np.full(len(load_NE), 1.0 / len(load_NE))
-    return set_penalty(load_NE, weight_N, replicas_ED, touch, TAIL_WEIGHT, np.inf)
+    return set_penalty(load_NE, weight_N, replicas_ED, price_XD, TAIL_WEIGHT, np.inf)
 
 
 @given(problem=problems(), price=st.sampled_from([0.0, 0.005, 0.05]))
 @settings(max_examples=60)
 def test_a_change_lowers_the_penalty_by_what_was_promised(problem, price):
-    load_NE, replicas_ED, slots, touch = problem
+    load_NE, replicas_ED, slots, price_XD = problem
     weight_N = np.full(len(load_NE), 1.0 / len(load_NE))
     change = np.empty((2, 4), dtype=np.int64)
     capacity_D = np.full(replicas_ED.shape[1], slots, dtype=np.int64)
     most = int(replicas_ED.sum()) + 1
     before_ED = replicas_ED.copy()
     gain = best_change(
-        load_NE, weight_N, replicas_ED, touch, price, capacity_D, most, 24, 10, 48, change
+        load_NE, weight_N, replicas_ED, price_XD, price, capacity_D, most, 24, 10, 48, change
     )
     assert (replicas_ED == before_ED).all()
     rows = [row for row in change.tolist() if row[2] >= 0]
@@ -59,15 +62,15 @@ def test_a_change_lowers_the_penalty_by_what_was_promised(problem, price):
         replicas_ED[e1, d1] = 1
     assert (replicas_ED.sum(axis=0) <= slots).all()
     assert replicas_ED.sum() <= most
-    fall = judge(load_NE, before_ED, touch) - judge(load_NE, replicas_ED, touch)
+    fall = judge(load_NE, before_ED, price_XD) - judge(load_NE, replicas_ED, price_XD)
     assert fall == pytest.approx(gain + price * len(rows), abs=1e-9)
 
 
 @given(problem=problems())
 @settings(max_examples=60)
 def test_a_set_near_itself_is_worth_what_it_is(problem):
-    load_NE, replicas_ED, _, touch = problem
-    if touch == 0.0:
+    load_NE, replicas_ED, _, price_XD = problem
+    if not price_XD[1].any():
         return  # exact splits need no estimate
     loads = len(load_NE)
     weight_N = np.full(loads, 1.0 / loads)
@@ -76,7 +79,7 @@ def test_a_set_near_itself_is_worth_what_it_is(problem):
     base = split_loads(
         load_NE,
         replicas_ED,
-        touch,
+        price_XD,
         known_NED,
         excess_N,
         bound_N,
@@ -90,7 +93,7 @@ def test_a_set_near_itself_is_worth_what_it_is(problem):
         load_NE,
         weight_N,
         replicas_ED,
-        touch,
+        price_XD,
         known_NED,
         excess_N,
         bound_N,

@@ -12,13 +12,14 @@ from moeless.policies.kernels.compiled import compiled
 _EPSILON = 1e-9
 
 
-@compiled("void(float64[::1], uint8[:, ::1], float64[::1], int64[::1])")
-def even_loads(load_E, replicas_ED, device_load_D, copies_E):
-    """Loads of the devices under an even split, and the replicas of each expert.
+@compiled("void(float64[::1], uint8[:, ::1], float64[::1], float64[::1], int64[::1])")
+def even_loads(load_E, replicas_ED, speed_D, device_load_D, copies_E):
+    """Loads of the devices under an even split, over their speed; replicas of each expert.
 
     Args:
         load_E: Tokens per expert, float64 [E].
         replicas_ED: The set, uint8 [E, D].
+        speed_D: Relative speed of each device, float64 [D].
         device_load_D: Result, float64 [D].
         copies_E: Result, int64 [E].
     """
@@ -32,16 +33,16 @@ def even_loads(load_E, replicas_ED, device_load_D, copies_E):
         if copies > 0:
             for d in range(devices):
                 if replicas_ED[e, d] != 0:
-                    device_load_D[d] += load_E[e] / copies
+                    device_load_D[d] += load_E[e] / copies / speed_D[d]
 
 
-@compiled("void(float64[::1], uint8[:, ::1], int64, int64, int64, float64[::1])")
-def _with_copies(load_E, replicas_ED, expert, before, after, device_load_D):
+@compiled("void(float64[::1], uint8[:, ::1], float64[::1], int64, int64, int64, float64[::1])")
+def _with_copies(load_E, replicas_ED, speed_D, expert, before, after, device_load_D):
     """Change the shares of an expert's present replicas to those of another count."""
     change = load_E[expert] / after - load_E[expert] / before
     for d in range(len(device_load_D)):
         if replicas_ED[expert, d] != 0:
-            device_load_D[d] += change
+            device_load_D[d] += change / speed_D[d]
 
 
 @compiled("boolean(float64, float64, float64, float64)")
@@ -51,18 +52,19 @@ def _better(highest, squares, best_highest, best_squares):
     return highest <= best_highest * (1.0 + _EPSILON) and squares < best_squares * (1.0 - 1e-7)
 
 
-@compiled("float64(float64[::1], uint8[:, ::1], int64[::1], int64)")
-def relieve_even(load_E, replicas_ED, capacity_D, max_replicas):
+@compiled("float64(float64[::1], uint8[:, ::1], float64[::1], int64[::1], int64)")
+def relieve_even(load_E, replicas_ED, speed_D, capacity_D, max_replicas):
     """Improve a set in place until no single change lowers the highest load.
 
     Args:
         load_E: Tokens per expert, float64 [E].
         replicas_ED: The set, uint8 [E, D]; every expert has a replica.
+        speed_D: Relative speed of each device, float64 [D].
         capacity_D: Replicas that each device may hold, int64 [D].
         max_replicas: Replicas in all.
 
     Returns:
-        The highest device load.
+        The highest device load, over the device's speed.
     """
     experts, devices = replicas_ED.shape
     now_D = np.empty(devices)
@@ -76,7 +78,7 @@ def relieve_even(load_E, replicas_ED, capacity_D, max_replicas):
             held_D[d] += replicas_ED[e, d]
             total += replicas_ED[e, d]
     for _ in range(20 * experts + 200):
-        even_loads(load_E, replicas_ED, now_D, copies_E)
+        even_loads(load_E, replicas_ED, speed_D, now_D, copies_E)
         fullest = np.argmax(now_D)
         best = now_D[fullest]
         best_squares = (now_D * now_D).sum()
@@ -91,8 +93,8 @@ def relieve_even(load_E, replicas_ED, capacity_D, max_replicas):
                 if held_D[v] < capacity_D[v]:
                     # Move it.
                     trial_D[:] = now_D
-                    trial_D[fullest] -= share
-                    trial_D[v] += share
+                    trial_D[fullest] -= share / speed_D[fullest]
+                    trial_D[v] += share / speed_D[v]
                     highest, squares = trial_D.max(), (trial_D * trial_D).sum()
                     if _better(highest, squares, best, best_squares):
                         best, best_squares = highest, squares
@@ -100,8 +102,10 @@ def relieve_even(load_E, replicas_ED, capacity_D, max_replicas):
                     if total < max_replicas:
                         # Add one.
                         trial_D[:] = now_D
-                        _with_copies(load_E, replicas_ED, e, copies_E[e], copies_E[e] + 1, trial_D)
-                        trial_D[v] += load_E[e] / (copies_E[e] + 1)
+                        _with_copies(
+                            load_E, replicas_ED, speed_D, e, copies_E[e], copies_E[e] + 1, trial_D
+                        )
+                        trial_D[v] += load_E[e] / (copies_E[e] + 1) / speed_D[v]
                         highest, squares = trial_D.max(), (trial_D * trial_D).sum()
                         if _better(highest, squares, best, best_squares):
                             best, best_squares = highest, squares
@@ -112,10 +116,14 @@ def relieve_even(load_E, replicas_ED, capacity_D, max_replicas):
                     if copies_E[f] > 1:
                         # Replace one of another expert here by one more of this.
                         trial_D[:] = now_D
-                        _with_copies(load_E, replicas_ED, f, copies_E[f], copies_E[f] - 1, trial_D)
-                        trial_D[v] -= load_E[f] / (copies_E[f] - 1)
-                        _with_copies(load_E, replicas_ED, e, copies_E[e], copies_E[e] + 1, trial_D)
-                        trial_D[v] += load_E[e] / (copies_E[e] + 1)
+                        _with_copies(
+                            load_E, replicas_ED, speed_D, f, copies_E[f], copies_E[f] - 1, trial_D
+                        )
+                        trial_D[v] -= load_E[f] / (copies_E[f] - 1) / speed_D[v]
+                        _with_copies(
+                            load_E, replicas_ED, speed_D, e, copies_E[e], copies_E[e] + 1, trial_D
+                        )
+                        trial_D[v] += load_E[e] / (copies_E[e] + 1) / speed_D[v]
                         highest, squares = trial_D.max(), (trial_D * trial_D).sum()
                         if _better(highest, squares, best, best_squares):
                             best, best_squares = highest, squares
@@ -124,8 +132,8 @@ def relieve_even(load_E, replicas_ED, capacity_D, max_replicas):
                         # Exchange the two.
                         gain = share - load_E[f] / copies_E[f]
                         trial_D[:] = now_D
-                        trial_D[fullest] -= gain
-                        trial_D[v] += gain
+                        trial_D[fullest] -= gain / speed_D[fullest]
+                        trial_D[v] += gain / speed_D[v]
                         highest, squares = trial_D.max(), (trial_D * trial_D).sum()
                         if _better(highest, squares, best, best_squares):
                             best, best_squares = highest, squares
@@ -144,5 +152,5 @@ def relieve_even(load_E, replicas_ED, capacity_D, max_replicas):
             replicas_ED[other_e, fullest] = 1
             held_D[add_d] -= 1
             held_D[fullest] += 1
-    even_loads(load_E, replicas_ED, now_D, copies_E)
+    even_loads(load_E, replicas_ED, speed_D, now_D, copies_E)
     return now_D.max()

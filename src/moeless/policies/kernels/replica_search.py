@@ -63,17 +63,17 @@ def _find_island(start, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, max_hop
 
 
 @compiled(
-    "void(int64[:, ::1], float64[::1], uint8[:, ::1], float64, int64[:, :, ::1], float64[::1],"
-    " float64[:, ::1], float64[:, ::1])"
+    "void(int64[:, ::1], float64[::1], uint8[:, ::1], float64[:, ::1], int64[:, :, ::1],"
+    " float64[::1], float64[:, ::1], float64[:, ::1])"
 )
-def _survey(load_NE, weight_N, replicas_ED, touch, known_NED, bound_N, usage_ED, relief_ED):
+def _survey(load_NE, weight_N, replicas_ED, price_XD, known_NED, bound_N, usage_ED, relief_ED):
     """What each replica carried, and what each missing link could have carried.
 
     Args:
         load_NE: Loads, int64 [N, E].
         weight_N: Their weights.
         replicas_ED: The set, uint8 [E, D]; every expert with tokens has a replica.
-        touch: Price of touching an expert on a device, in tokens.
+        price_XD: What each device takes, see ``core.layer_cost.LayerCost.price_XD``.
         known_NED: Splits of the loads over the set, int64 [N, E, D].
         bound_N: Lower bound of each load, in tokens.
         usage_ED: Result: share of the bound that each replica carried, float64 [E, D].
@@ -88,7 +88,9 @@ def _survey(load_NE, weight_N, replicas_ED, touch, known_NED, bound_N, usage_ED,
     time_D = np.empty(devices)
     usage_ED[:] = 0.0
     relief_ED[:] = 0.0
-    max_hops = devices if touch == 0.0 else 1
+    touch_D, token_D = price_XD[1], price_XD[2]
+    exact = not touch_D.any()
+    max_hops = devices if exact else 1
     for n in range(len(load_NE)):
         bound = bound_N[n]
         if bound == 0.0:
@@ -101,8 +103,11 @@ def _survey(load_NE, weight_N, replicas_ED, touch, known_NED, bound_N, usage_ED,
             for j in range(seats_E[e]):
                 d = seat_ED[e, j]
                 if tokens_ED[e, d] > 0:
-                    time_D[d] += touch + tokens_ED[e, d]
-                    usage_ED[e, d] += scale * (touch + tokens_ED[e, d])
+                    spent = touch_D[d] + token_D[d] * tokens_ED[e, d]
+                    if time_D[d] == 0.0:
+                        time_D[d] = price_XD[0, d]
+                    time_D[d] += spent
+                    usage_ED[e, d] += scale * spent
         slowest = np.argmax(time_D)
         most = time_D[slowest]
         excess = most / bound - 1.0
@@ -118,9 +123,11 @@ def _survey(load_NE, weight_N, replicas_ED, touch, known_NED, bound_N, usage_ED,
             if held == 0:
                 continue
             for d in range(devices):
-                room = most - time_D[d] - touch
-                if replicas_ED[e, d] == 0 and room > 1.0 and (touch > 0.0 or not island_D[d]):
-                    relief_ED[e, d] += urgency * min(touch + held, room)
+                room = most - time_D[d] - touch_D[d]
+                if time_D[d] == 0.0:
+                    room -= price_XD[0, d]
+                if replicas_ED[e, d] == 0 and room > token_D[d] and not (exact and island_D[d]):
+                    relief_ED[e, d] += urgency * min(touch_D[d] + token_D[d] * held, room)
 
 
 @compiled("int64(uint8[:, ::1], float64[:, ::1], int64[::1])")
@@ -139,14 +146,14 @@ def _least_used(replicas_ED, usage_ED, place_N):
 
 
 @compiled(
-    "float64(int64[:, ::1], float64[::1], uint8[:, ::1], float64, int64[:, :, ::1], float64[::1],"
-    " float64[::1], int64[:, ::1], int64, float64, float64)"
+    "float64(int64[:, ::1], float64[::1], uint8[:, ::1], float64[:, ::1], int64[:, :, ::1],"
+    " float64[::1], float64[::1], int64[:, ::1], int64, float64, float64)"
 )
 def _trial(
     load_NE,
     weight_N,
     replicas_ED,
-    touch,
+    price_XD,
     known_NED,
     excess_N,
     bound_N,
@@ -156,13 +163,13 @@ def _trial(
     stop,
 ):
     """Penalty of a candidate, about; infinity or more than ``stop`` where it is no better."""
-    if touch == 0.0:
-        return set_penalty(load_NE, weight_N, replicas_ED, touch, TAIL_WEIGHT, stop)
+    if not price_XD[1].any():
+        return set_penalty(load_NE, weight_N, replicas_ED, price_XD, TAIL_WEIGHT, stop)
     return penalty_near(
         load_NE,
         weight_N,
         replicas_ED,
-        touch,
+        price_XD,
         known_NED,
         excess_N,
         bound_N,
@@ -198,14 +205,14 @@ def _apply(replicas_ED, change, forth):
 
 
 @compiled(
-    "float64(int64[:, ::1], float64[::1], uint8[:, ::1], float64, float64, int64[::1], int64,"
-    " int64, int64, int64, int64[:, ::1])"
+    "float64(int64[:, ::1], float64[::1], uint8[:, ::1], float64[:, ::1], float64, int64[::1],"
+    " int64, int64, int64, int64, int64[:, ::1])"
 )
 def best_change(
     load_NE,
     weight_N,
     replicas_ED,
-    touch,
+    price_XD,
     price,
     capacity_D,
     max_replicas,
@@ -222,7 +229,7 @@ def best_change(
         load_NE: Loads, int64 [N, E], in an order whose first quarter stands for the rest.
         weight_N: Their weights, float64 [N], summing to 1.
         replicas_ED: The set, uint8 [E, D]; unchanged on return.
-        touch: Price of touching an expert on a device, in tokens.
+        price_XD: What each device takes, see ``core.layer_cost.LayerCost.price_XD``.
         price: Fall of the penalty that one load must at least bring.
         capacity_D: Replicas that each device may hold, int64 [D].
         max_replicas: Replicas in all; below it a replica is added and none dropped.
@@ -237,6 +244,7 @@ def best_change(
     """
     experts, devices = replicas_ED.shape
     loads = len(load_NE)
+    exact = not price_XD[1].any()
     change[:] = -1
     known_NED = np.empty((loads, experts, devices), np.int64)
     excess_N = np.empty(loads)
@@ -244,7 +252,7 @@ def best_change(
     base = split_loads(
         load_NE,
         replicas_ED,
-        touch,
+        price_XD,
         known_NED,
         excess_N,
         bound_N,
@@ -261,7 +269,7 @@ def best_change(
         few_stop += weight_N[n] * excess_N[n] * (1.0 + TAIL_WEIGHT * excess_N[n])
     usage_ED = np.empty((experts, devices))
     relief_ED = np.empty((experts, devices))
-    _survey(load_NE, weight_N, replicas_ED, touch, known_NED, bound_N, usage_ED, relief_ED)
+    _survey(load_NE, weight_N, replicas_ED, price_XD, known_NED, bound_N, usage_ED, relief_ED)
     copies_E = np.zeros(experts, np.int64)
     held_D = np.zeros(devices, np.int64)
     for e in range(experts):
@@ -273,7 +281,7 @@ def best_change(
     total = _least_used(replicas_ED, usage_ED, drops)
     adds = np.argsort((-relief_ED).ravel(), kind="mergesort")
     # Penalty and price of the best changes so far.
-    kept = 1 if touch == 0.0 else _SHORTLIST
+    kept = 1 if exact else _SHORTLIST
     cost_X = np.full(kept, base)
     change_XCM = np.full((kept, 2, 4), -1)
     trial = np.full((2, 4), -1)
@@ -286,14 +294,14 @@ def best_change(
         trial[0, 2], trial[0, 3] = e1, d1
         room = total < max_replicas and held_D[d1] < capacity_D[d1]
         worth = True
-        if room or touch > 0.0:
+        if room or not exact:
             # What does not pay even as one more replica need not be tried in place of another.
             _apply(replicas_ED, trial, True)
             cost = price + _trial(
                 load_NE,
                 weight_N,
                 replicas_ED,
-                touch,
+                price_XD,
                 known_NED,
                 excess_N,
                 bound_N,
@@ -320,7 +328,7 @@ def best_change(
                     load_NE,
                     weight_N,
                     replicas_ED,
-                    touch,
+                    price_XD,
                     known_NED,
                     excess_N,
                     bound_N,
@@ -350,7 +358,7 @@ def best_change(
                     load_NE,
                     weight_N,
                     replicas_ED,
-                    touch,
+                    price_XD,
                     known_NED,
                     excess_N,
                     bound_N,
@@ -362,7 +370,7 @@ def best_change(
                 _apply(replicas_ED, trial, False)
                 if cost < cost_X[-1]:
                     _shortlist(cost, trial, cost_X, change_XCM)
-    if touch == 0.0:
+    if exact:
         change[:] = change_XCM[0]
         return base - cost_X[0]
     best = base
@@ -371,7 +379,9 @@ def best_change(
             continue
         paid = price if change_XCM[i, 1, 2] < 0 else 2.0 * price
         _apply(replicas_ED, change_XCM[i], True)
-        cost = paid + set_penalty(load_NE, weight_N, replicas_ED, touch, TAIL_WEIGHT, best - paid)
+        cost = paid + set_penalty(
+            load_NE, weight_N, replicas_ED, price_XD, TAIL_WEIGHT, best - paid
+        )
         _apply(replicas_ED, change_XCM[i], False)
         if cost < best:
             best = cost
@@ -379,15 +389,17 @@ def best_change(
     return base - best
 
 
-@compiled("float64(int64[:, ::1], float64[::1], uint8[:, ::1], float64, float64, int64[::1])")
-def cheapest_drop(load_NE, weight_N, replicas_ED, touch, limit, drop):
+@compiled(
+    "float64(int64[:, ::1], float64[::1], uint8[:, ::1], float64[:, ::1], float64, int64[::1])"
+)
+def cheapest_drop(load_NE, weight_N, replicas_ED, price_XD, limit, drop):
     """Find the replica that is missed least.
 
     Args:
         load_NE: Loads, int64 [N, E].
         weight_N: Their weights, float64 [N], summing to 1.
         replicas_ED: The set, uint8 [E, D]; unchanged on return.
-        touch: Price of touching an expert on a device, in tokens.
+        price_XD: What each device takes, see ``core.layer_cost.LayerCost.price_XD``.
         limit: Mean excess that the set may have without the replica.
         drop: Result: (expert, device), -1 where no drop stays within the limit.
 
@@ -400,10 +412,12 @@ def cheapest_drop(load_NE, weight_N, replicas_ED, touch, limit, drop):
     known_NED = np.empty((loads, experts, devices), np.int64)
     excess_N = np.empty(loads)
     bound_N = np.empty(loads)
-    split_loads(load_NE, replicas_ED, touch, known_NED, excess_N, bound_N, 0.0, np.inf, weight_N)
+    split_loads(
+        load_NE, replicas_ED, price_XD, known_NED, excess_N, bound_N, 0.0, np.inf, weight_N
+    )
     usage_ED = np.empty((experts, devices))
     relief_ED = np.empty((experts, devices))
-    _survey(load_NE, weight_N, replicas_ED, touch, known_NED, bound_N, usage_ED, relief_ED)
+    _survey(load_NE, weight_N, replicas_ED, price_XD, known_NED, bound_N, usage_ED, relief_ED)
     best = limit
     order = np.argsort(usage_ED.ravel(), kind="mergesort")
     tried = 0
@@ -412,7 +426,7 @@ def cheapest_drop(load_NE, weight_N, replicas_ED, touch, limit, drop):
         if replicas_ED[e, d] == 0 or replicas_ED[e].sum() < 2:
             continue
         replicas_ED[e, d] = 0
-        excess = set_penalty(load_NE, weight_N, replicas_ED, touch, 0.0, best)
+        excess = set_penalty(load_NE, weight_N, replicas_ED, price_XD, 0.0, best)
         replicas_ED[e, d] = 1
         if excess < best:
             best = excess

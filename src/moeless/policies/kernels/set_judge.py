@@ -12,30 +12,29 @@ know which sets are compared.
 import numpy as np
 
 from moeless.policies.kernels.compiled import compiled
-from moeless.policies.kernels.fixed_charge import (
-    GOOD_ENOUGH,
-    improve_split,
-    min_time_split,
-    time_bound,
-)
+from moeless.policies.kernels.fixed_charge import GOOD_ENOUGH, min_time_split
+from moeless.policies.kernels.relief import device_time, entry_price, improve_split
 from moeless.policies.kernels.seats import fill_seats
-from moeless.policies.kernels.token_flow import min_max_split, order_by_count
+from moeless.policies.kernels.token_flow import order_by_count
+from moeless.policies.kernels.uneven import time_bound
 
 TAIL_WEIGHT = 2.0
 """The penalty of a step with excess x is ``x + tail * x * x``: bad steps count more."""
 
 
 @compiled(
-    "float64(int64[:, ::1], uint8[:, ::1], float64, int64[:, :, ::1], float64[::1], float64[::1],"
-    " float64, float64, float64[::1])"
+    "float64(int64[:, ::1], uint8[:, ::1], float64[:, ::1], int64[:, :, ::1], float64[::1],"
+    " float64[::1], float64, float64, float64[::1])"
 )
-def split_loads(load_NE, replicas_ED, touch, tokens_XED, excess_N, bound_N, tail, stop, weight_N):
+def split_loads(
+    load_NE, replicas_ED, price_XD, tokens_XED, excess_N, bound_N, tail, stop, weight_N
+):
     """Split loads over a set as the token path would.
 
     Args:
         load_NE: Loads, int64 [N, E].
         replicas_ED: The set, uint8 [E, D].
-        touch: Price of touching an expert on a device, in tokens.
+        price_XD: What each device takes, see ``core.layer_cost.LayerCost.price_XD``.
         tokens_XED: Result, the splits, int64 [N, E, D]; where it has room for one only, each
             load overwrites the one before.
         excess_N: Result, time of the slowest device beyond the lower bound, relative to it.
@@ -59,7 +58,7 @@ def split_loads(load_NE, replicas_ED, touch, tokens_XED, excess_N, bound_N, tail
     for n in range(len(load_NE)):
         count_E = load_NE[n]
         tokens_ED = tokens_XED[min(n, len(tokens_XED) - 1)]
-        bound = time_bound(count_E, devices, touch, 1.0)
+        bound = time_bound(count_E, price_XD)
         bound_N[n] = bound
         excess_N[n] = 0.0
         if bound == 0.0:
@@ -68,25 +67,18 @@ def split_loads(load_NE, replicas_ED, touch, tokens_XED, excess_N, bound_N, tail
         if fill_seats(count_E, replicas_ED, seat_ED, seats_E, guest_DE, guests_D) >= 0:
             return np.inf
         order_by_count(count_E, order_E)
-        if touch == 0.0:
-            fullest = min_max_split(
-                count_E, order_E, seat_ED, seats_E, guest_DE, guests_D, tokens_ED, load_D
-            )
-            excess = load_D[fullest] / bound - 1.0
-        else:
-            slowest_s = min_time_split(
-                count_E,
-                order_E,
-                seat_ED,
-                seats_E,
-                guest_DE,
-                guests_D,
-                tokens_ED,
-                load_D,
-                touch,
-                1.0,
-            )
-            excess = slowest_s / bound - 1.0
+        slowest_s = min_time_split(
+            count_E,
+            order_E,
+            seat_ED,
+            seats_E,
+            guest_DE,
+            guests_D,
+            tokens_ED,
+            load_D,
+            price_XD,
+        )
+        excess = slowest_s / bound - 1.0
         excess_N[n] = excess
         penalty += weight_N[n] * (excess + tail * excess * excess)
         if penalty > stop:
@@ -94,23 +86,23 @@ def split_loads(load_NE, replicas_ED, touch, tokens_XED, excess_N, bound_N, tail
     return penalty
 
 
-@compiled("float64(int64[:, ::1], float64[::1], uint8[:, ::1], float64, float64, float64)")
-def set_penalty(load_NE, weight_N, replicas_ED, touch, tail, stop):
+@compiled("float64(int64[:, ::1], float64[::1], uint8[:, ::1], float64[:, ::1], float64, float64)")
+def set_penalty(load_NE, weight_N, replicas_ED, price_XD, tail, stop):
     """Mean penalty of a replica set over loads; see ``split_loads``."""
     experts, devices = replicas_ED.shape
     tokens_XED = np.empty((1, experts, devices), np.int64)
     excess_N = np.empty(len(load_NE))
     bound_N = np.empty(len(load_NE))
     return split_loads(
-        load_NE, replicas_ED, touch, tokens_XED, excess_N, bound_N, tail, stop, weight_N
+        load_NE, replicas_ED, price_XD, tokens_XED, excess_N, bound_N, tail, stop, weight_N
     )
 
 
 @compiled(
     "int64(int64, int64, int32[:, ::1], int32[::1], int64[:, ::1], int64[::1], int64[::1],"
-    " float64)"
+    " float64[:, ::1])"
 )
-def _pass_on(expert, source, seat_ED, seats_E, tokens_ED, load_D, touched_D, touch):
+def _pass_on(expert, source, seat_ED, seats_E, tokens_ED, load_D, touched_D, price_XD):
     """Give what a replica carried to the replica of the expert that is soonest done with it.
 
     Returns:
@@ -121,9 +113,9 @@ def _pass_on(expert, source, seat_ED, seats_E, tokens_ED, load_D, touched_D, tou
     best = np.inf
     for j in range(seats_E[expert]):
         d = seat_ED[expert, j]
-        t = touch * touched_D[d] + load_D[d]
+        t = device_time(d, touched_D, load_D, price_XD)
         if tokens_ED[expert, d] == 0:
-            t += touch
+            t += entry_price(d, touched_D, price_XD)
         if t < best:
             best, target = t, np.int64(d)
     if target < 0:
@@ -139,14 +131,14 @@ def _pass_on(expert, source, seat_ED, seats_E, tokens_ED, load_D, touched_D, tou
 
 
 @compiled(
-    "float64(int64[:, ::1], float64[::1], uint8[:, ::1], float64, int64[:, :, ::1], float64[::1],"
-    " float64[::1], int64[:, ::1], int64, float64, float64, float64)"
+    "float64(int64[:, ::1], float64[::1], uint8[:, ::1], float64[:, ::1], int64[:, :, ::1],"
+    " float64[::1], float64[::1], int64[:, ::1], int64, float64, float64, float64)"
 )
 def penalty_near(
     load_NE,
     weight_N,
     replicas_ED,
-    touch,
+    price_XD,
     known_NED,
     excess_N,
     bound_N,
@@ -162,7 +154,7 @@ def penalty_near(
         load_NE: Loads, int64 [N, E].
         weight_N: Their weights.
         replicas_ED: The set, uint8 [E, D].
-        touch: Price of touching an expert on a device, in tokens; above 0.
+        price_XD: What each device takes, see ``core.layer_cost``; for an expert more than 0.
         known_NED: Splits over the other set, int64 [N, E, D].
         excess_N: Their excess.
         bound_N: Lower bounds.
@@ -209,7 +201,7 @@ def penalty_near(
                 e, d = gone[i, 0], gone[i, 1]
                 if e < 0 or tokens_ED[e, d] == 0:
                     continue
-                if _pass_on(e, d, seat_ED, seats_E, tokens_ED, load_D, touched_D, touch) < 0:
+                if _pass_on(e, d, seat_ED, seats_E, tokens_ED, load_D, touched_D, price_XD) < 0:
                     return np.inf
             slowest_s = improve_split(
                 seat_ED,
@@ -219,8 +211,7 @@ def penalty_near(
                 tokens_ED,
                 load_D,
                 touched_D,
-                touch,
-                1.0,
+                price_XD,
                 bound_N[n] * GOOD_ENOUGH,
             )
             excess = slowest_s / bound_N[n] - 1.0

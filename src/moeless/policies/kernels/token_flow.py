@@ -60,20 +60,20 @@ def _pour(expert, count, seat_ED, seats, tokens_ED, load_D):
 
 
 @compiled(
-    "int64(int64, int64[:, ::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1], int64[::1],"
-    " int32[::1], int32[::1])"
+    "int64(int64[::1], int64[:, ::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1],"
+    " int64[::1], int32[::1], int32[::1])"
 )
-def _rank(level, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D, rank_D, queue):
-    """Rank devices by their distance from those above the level.
+def rank_devices(room_D, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D, rank_D, queue):
+    """Rank devices by their distance from those that have more tokens than room for them.
 
     Returns:
-        How many devices were reached; negative where one of them is below the level.
+        How many devices were reached; negative where one of them has room left.
     """
     devices = len(load_D)
     tail = 0
     for d in range(devices):
         rank_D[d] = -1
-        if load_D[d] > level:
+        if load_D[d] > room_D[d]:
             rank_D[d] = 0
             queue[tail] = d
             tail += 1
@@ -92,17 +92,19 @@ def _rank(level, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D, rank_D
                     rank_D[b] = rank_D[a] + 1
                     queue[tail] = b
                     tail += 1
-                    if load_D[b] < level:
+                    if load_D[b] < room_D[b]:
                         found = True
     return -tail if found else tail
 
 
 @compiled(
-    "void(int64, int64[:, ::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1], int64[::1],"
-    " int32[::1], int32[:, ::1])"
+    "void(int64[::1], int64[:, ::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1],"
+    " int64[::1], int32[::1], int32[:, ::1])"
 )
-def _push(level, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D, rank_D, scratch_XD):
-    """Push tokens from devices above the level to devices below it, along rising ranks only."""
+def push_tokens(
+    room_D, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D, rank_D, scratch_XD
+):
+    """Push tokens from overfull devices to those with room, along rising ranks only."""
     devices = len(load_D)
     guest, seat = scratch_XD[0], scratch_XD[1]  # where each device's search for a hop stands
     path_D, path_E = scratch_XD[2], scratch_XD[3]
@@ -113,10 +115,10 @@ def _push(level, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D, rank_D
             continue
         path_D[0] = source
         depth = 0
-        while load_D[source] > level:
+        while load_D[source] > room_D[source]:
             a = path_D[depth]
-            if load_D[a] < level:
-                amount = min(load_D[source] - level, level - load_D[a])
+            if load_D[a] < room_D[a]:
+                amount = min(load_D[source] - room_D[source], room_D[a] - load_D[a])
                 for k in range(depth):
                     amount = min(amount, tokens_ED[path_E[k], path_D[k]])
                 for k in range(depth):
@@ -167,16 +169,16 @@ def _level(tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D):
     total = np.int64(0)
     for d in range(devices):
         total += load_D[d]
-    level = (total + devices - 1) // devices
+    room_D = np.full(devices, (total + devices - 1) // devices)
     while True:
-        reached = _rank(
-            level, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D, rank_D, queue
+        reached = rank_devices(
+            room_D, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D, rank_D, queue
         )
         if reached == 0:
             break
         if reached < 0:
-            _push(
-                level,
+            push_tokens(
+                room_D,
                 tokens_ED,
                 seat_ED,
                 seats_E,
@@ -190,7 +192,7 @@ def _level(tokens_ED, seat_ED, seats_E, guest_DE, guests_D, load_D):
         total = np.int64(0)
         for i in range(reached):
             total += load_D[queue[i]]
-        level = (total + reached - 1) // reached
+        room_D[:] = (total + reached - 1) // reached
     fullest = 0
     for d in range(1, devices):
         if load_D[d] > load_D[fullest]:

@@ -8,7 +8,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
+from moeless.core.layer_cost import LayerCost
 from moeless.core.plan import LoadArray, Plan, PlanRequest, ReplicaArray, checked_load
 from moeless.errors import ConfigError
 from moeless.policies.kernels.even_search import relieve_even
@@ -50,18 +52,20 @@ class EvenSplitPlanner:
 
     Args:
         memory_factor: Replicas of a layer in all, as a multiple of E.
+        cost: Says how fast devices are; by default all are equal.
 
     Raises:
         ConfigError: The factor is out of range.
     """
 
-    def __init__(self, memory_factor: float = 2.0) -> None:
+    def __init__(self, memory_factor: float = 2.0, *, cost: LayerCost | None = None) -> None:
         if not (math.isfinite(memory_factor) and memory_factor >= 1.0):
             raise ConfigError(
                 f"planner even_split: memory_factor {memory_factor} is not a finite number of at "
                 f"least 1 (one replica per expert); use for example 2.0"
             )
         self._memory_factor = memory_factor
+        self._cost = cost or LayerCost(token_s=1.0)
 
     def plan(self, request: PlanRequest) -> Plan:
         """Choose replicas.
@@ -77,9 +81,10 @@ class EvenSplitPlanner:
         most = max(experts, min(wanted, sum(capacity)))
         best_ED: ReplicaArray | None = None
         best = np.inf
-        for start_ED in self._starts(load_E, capacity, most, request.previous_ED):
+        speed_D = self._cost.speed_D(request.num_devices)
+        for start_ED in self._starts(load_E, capacity, most, request.previous_ED, speed_D):
             highest = float(
-                relieve_even(load_E, start_ED, np.array(capacity, dtype=np.int64), most)
+                relieve_even(load_E, start_ED, speed_D, np.array(capacity, dtype=np.int64), most)
             )
             if highest < best * (1.0 - 1e-9):
                 best, best_ED = highest, start_ED
@@ -98,33 +103,40 @@ class EvenSplitPlanner:
         capacity: Sequence[int],
         most: int,
         previous_ED: ReplicaArray,
+        speed_D: NDArray[np.float64],
     ) -> Iterator[ReplicaArray]:
         experts = len(load_E)
         if previous_ED.any():
             yield carry_over(previous_ED, capacity, experts)
-        yield seat_shares(load_E, np.ones(experts, dtype=np.int64), capacity)
+        yield seat_shares(load_E, np.ones(experts, dtype=np.int64), capacity, speed_D)
         mean = float(load_E.sum()) / len(capacity)
         usable = sum(slots > 0 for slots in capacity)
         sparse = 3 if len(load_E) * len(capacity) > _LARGE else 1
         for level in _LEVELS[::sparse] if mean > 0 else ():
             copies_E = np.clip(np.ceil(load_E / (level * mean) - 1e-9), 1, usable)
             if copies_E.sum() <= most:
-                yield seat_shares(load_E, copies_E.astype(np.int64), capacity)
+                yield seat_shares(load_E, copies_E.astype(np.int64), capacity, speed_D)
         greedy_E = np.ones(experts, dtype=np.int64)
         for held in range(experts + 1, most + 1 if mean > 0 else 0):
             shares = np.where(greedy_E < usable, load_E / greedy_E, -1.0)
             greedy_E[int(np.argmax(shares))] += 1
             if (most - held) % max(1, sparse * (most - experts) // 8) == 0:
-                yield seat_shares(load_E, np.minimum(greedy_E, usable), capacity)
+                yield seat_shares(load_E, np.minimum(greedy_E, usable), capacity, speed_D)
 
 
-def seat_shares(load_E: LoadArray, copies_E: np.ndarray, capacity: Sequence[int]) -> ReplicaArray:
+def seat_shares(
+    load_E: LoadArray,
+    copies_E: np.ndarray,
+    capacity: Sequence[int],
+    speed_D: NDArray[np.float64],
+) -> ReplicaArray:
     """Seat replicas from the largest share down, each on the emptiest device that may take it.
 
     Args:
         load_E: Tokens per expert [E].
         copies_E: Replicas that each expert should have [E], at least 1.
         capacity: Replicas that each device may hold [D]; the sum is at least E.
+        speed_D: Relative speed of each device [D]; how full one is is its load over it.
 
     Returns:
         uint8 [E, D]; every expert has a replica, further ones where there was room.
@@ -143,6 +155,6 @@ def seat_shares(load_E: LoadArray, copies_E: np.ndarray, capacity: Sequence[int]
         for device in order[:wanted]:
             replicas_ED[expert, device] = 1
             free[device] -= 1
-            device_load[device] += float(shares[expert])
+            device_load[device] += float(shares[expert] / speed_D[device])
         spare -= min(wanted, len(order)) - 1
     return replicas_ED

@@ -104,12 +104,11 @@ class MoelessPlanner:
                     f"(one replica per expert); use for example 2.0"
                 )
         cost = cost or LayerCost(token_s=1.0)
-        touch = cost.touch_s / (cost.token_s + 2 * cost.transfer_s)
         if payback_steps is None:
-            payback_steps = _PAYBACK_STEPS_TOUCHING if touch > 0 else _PAYBACK_STEPS
+            payback_steps = _PAYBACK_STEPS_TOUCHING if cost.touch_s > 0 else _PAYBACK_STEPS
         if min(window, interval, max_interval, payback_steps) < 1 or not tolerance >= 0:
             raise ConfigError("planner moeless: window, intervals and payback are at least 1")
-        self._search_sets = SetSearch(touch)
+        self._search_sets = SetSearch(cost)
         self._auto = memory_factor is None
         self._memory_factor = max_memory_factor if memory_factor is None else memory_factor
         self._tolerance = tolerance

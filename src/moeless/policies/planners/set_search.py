@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from moeless.core.layer_cost import LayerCost
 from moeless.core.plan import CountArray, ReplicaArray
 from moeless.policies.kernels.replica_search import best_change, cheapest_drop
 from moeless.policies.kernels.set_judge import TAIL_WEIGHT, set_penalty
@@ -61,11 +62,23 @@ class SetSearch:
     """Improves replica sets in place.
 
     Args:
-        touch: Price of touching an expert on a device, in tokens.
+        cost: What experts and tokens cost.
     """
 
-    def __init__(self, touch: float) -> None:
-        self._touch = touch
+    def __init__(self, cost: LayerCost) -> None:
+        self._cost = cost
+        self._known_XD = np.zeros((3, 0))
+
+    def _price_XD(self, replicas_ED: ReplicaArray, scale: float = 1.0) -> NDArray[np.float64]:
+        """What devices take where loads have been scaled up."""
+        devices = replicas_ED.shape[1]
+        if self._known_XD.shape[1] != devices:
+            self._known_XD = self._cost.price_XD(devices)
+        if scale == 1.0 or not self._known_XD[:2].any():
+            return self._known_XD
+        price_XD = self._known_XD.copy()
+        price_XD[:2] *= scale
+        return price_XD
 
     def mean_excess(
         self, load_NE: CountArray, replicas_ED: ReplicaArray, *, scale: float = 1.0
@@ -78,8 +91,8 @@ class SetSearch:
             scale: By how much the loads have been scaled up.
         """
         weight_N = np.full(len(load_NE), 1.0 / len(load_NE))
-        touch = self._touch * scale
-        return float(set_penalty(load_NE, weight_N, replicas_ED, touch, 0.0, np.inf))
+        price_XD = self._price_XD(replicas_ED, scale)
+        return float(set_penalty(load_NE, weight_N, replicas_ED, price_XD, 0.0, np.inf))
 
     def settle(
         self,
@@ -106,6 +119,7 @@ class SetSearch:
         if most is None:
             most = _MOST_CHANGES if replicas_ED.size <= _LARGE else _MOST_CHANGES_LARGE
         weight_N = np.full(len(load_NE), 1.0 / len(load_NE))
+        price_XD = self._price_XD(replicas_ED, scale)
         found = np.empty((2, 4), dtype=np.int64)
         changes: list[Change] = []
         for _ in range(most):
@@ -113,7 +127,7 @@ class SetSearch:
                 load_NE,
                 weight_N,
                 replicas_ED,
-                self._touch * scale,
+                price_XD,
                 price,
                 capacity_D,
                 max_replicas,
@@ -161,23 +175,23 @@ class SetSearch:
         held = int(replicas_ED.sum())
         if experts * devices > _MOST_RESTARTED:
             return []
-        if self._touch == 0.0 and held >= experts + devices:
+        if self._cost.touch_s == 0 and held >= experts + devices:
             return []  # sets that can be connected are good wherever they begin
         sample_NE = load_NE[: max(16, len(load_NE) // 4)]
         weight_N = np.full(len(load_NE), 1.0 / len(load_NE))
         best_ED = replicas_ED.copy()
-        now = float(set_penalty(load_NE, weight_N, best_ED, self._touch, TAIL_WEIGHT, np.inf))
+        price_XD = self._price_XD(replicas_ED)
+        now = float(set_penalty(load_NE, weight_N, best_ED, price_XD, TAIL_WEIGHT, np.inf))
         best = now
         capacity = capacity_D.tolist()
+        kinds = list(zip(capacity, *price_XD.tolist(), strict=True))
         for start in range(_RESTARTS):
             rng = np.random.default_rng((seed, start))
             trial_ED = random_topology(experts, capacity, held, rng)
             self.settle(sample_NE, trial_ED, capacity_D, held, price=1e-3, most=40)
-            trial_ED = rename_devices(trial_ED, replicas_ED, capacity)
+            trial_ED = rename_devices(trial_ED, replicas_ED, kinds)
             loads = int(((trial_ED > 0) & (replicas_ED == 0)).sum())
-            penalty = float(
-                set_penalty(load_NE, weight_N, trial_ED, self._touch, TAIL_WEIGHT, best)
-            )
+            penalty = float(set_penalty(load_NE, weight_N, trial_ED, price_XD, TAIL_WEIGHT, best))
             if penalty + price * loads < best:
                 best, best_ED = penalty + price * loads, trial_ED
         left = [(e, d) for e, d in np.argwhere((replicas_ED > 0) & (best_ED == 0)).tolist()]
@@ -221,7 +235,9 @@ class SetSearch:
             room = min(held + 1, max_replicas)
             return self.settle(load_NE, replicas_ED, capacity_D, room, price=price, most=1)
         drop = np.empty(2, dtype=np.int64)
-        after = cheapest_drop(load_NE, weight_N, replicas_ED, self._touch, allowed[0], drop)
+        after = cheapest_drop(
+            load_NE, weight_N, replicas_ED, self._price_XD(replicas_ED), allowed[0], drop
+        )
         if drop[0] < 0:
             return self.settle(load_NE, replicas_ED, capacity_D, held, price=price, most=1)
         expert, device = drop.tolist()

@@ -101,19 +101,19 @@ def random_topology(
 
 
 def rename_devices(
-    replicas_ED: ReplicaArray, like_ED: ReplicaArray, capacity: Sequence[int]
+    replicas_ED: ReplicaArray, like_ED: ReplicaArray, kinds: Sequence[object]
 ) -> ReplicaArray:
-    """Let devices of equal capacity trade places so that few replicas differ from another set.
+    """Let devices of one kind trade places so that few replicas differ from another set.
 
     Args:
         replicas_ED: A set, uint8 [E, D].
         like_ED: The set to resemble, uint8 [E, D].
-        capacity: Replicas that each device may hold [D].
+        kinds: What devices must have in common, such as their capacity [D].
 
     Returns:
         The set with its columns reordered.
     """
-    devices = len(capacity)
+    devices = len(kinds)
     common_DD = replicas_ED.T.astype(np.int64) @ like_ED.astype(np.int64)
     order = np.argsort(-common_DD, axis=None, kind="stable").tolist()
     renamed_ED = np.zeros_like(replicas_ED)
@@ -121,7 +121,7 @@ def rename_devices(
     placed: set[int] = set()
     for pair in order:
         source, target = divmod(pair, devices)
-        fits = capacity[source] == capacity[target]
+        fits = kinds[source] == kinds[target]
         if source not in placed and target not in taken and fits:
             renamed_ED[:, target] = replicas_ED[:, source]
             placed.add(source)

@@ -8,7 +8,7 @@ from moeless.core.plan import CountArray
 from moeless.errors import PlanError
 from moeless.policies.kernels.fixed_charge import min_time_split
 from moeless.policies.kernels.seats import Seats, fill_seats
-from moeless.policies.kernels.token_flow import min_max_split, order_by_count
+from moeless.policies.kernels.token_flow import order_by_count
 
 
 class MinTimeSplitter:
@@ -25,10 +25,8 @@ class MinTimeSplitter:
     """
 
     def __init__(self, cost: LayerCost | None = None) -> None:
-        cost = cost or LayerCost(token_s=1.0)
-        # The transfers of the fullest device are counted with its tokens.
-        self._token = 1.0
-        self._touch = cost.touch_s / (cost.token_s + 2 * cost.transfer_s)
+        self._cost = cost or LayerCost(token_s=1.0)
+        self._price_XD = np.ones((3, 0))
         self._seats = Seats(0, 0)
         self._order_E: CountArray = np.arange(0)
 
@@ -50,6 +48,7 @@ class MinTimeSplitter:
         if seats.seat_ED.shape != replicas_ED.shape:
             self._seats = seats = Seats(experts, devices)
             self._order_E = np.arange(experts)
+            self._price_XD = self._cost.price_XD(devices)
         if np.minimum.reduce(count_E, initial=0) < 0:
             expert = int(np.argmin(count_E))
             raise PlanError(f"expert {expert}: {count_E[expert]} tokens; counts are not negative")
@@ -64,10 +63,5 @@ class MinTimeSplitter:
         tokens_ED = np.empty((experts, devices), dtype=np.int64)
         load_D = np.empty(devices, dtype=np.int64)
         order_by_count(count_E, self._order_E)
-        if self._touch == 0.0:
-            min_max_split(count_E, self._order_E, *lists, tokens_ED, load_D)
-        else:
-            min_time_split(
-                count_E, self._order_E, *lists, tokens_ED, load_D, self._touch, self._token
-            )
+        min_time_split(count_E, self._order_E, *lists, tokens_ED, load_D, self._price_XD)
         return tokens_ED
