@@ -15,13 +15,15 @@ from moeless.server.edge import EdgeMiddleware
 from moeless.server.encoding import to_response
 from moeless.server.errors import ApiError, ClientGoneError
 from moeless.server.gate import GateMiddleware, open_accounts
+from moeless.server.live import LiveFeed
 from moeless.server.metrics import ServerMetrics
 from moeless.server.openapi import describe
-from moeless.server.routes import generation, models, operations
+from moeless.server.routes import dashboard, generation, models, operations
 from moeless.server.settings import ServerSettings
 from moeless.server.state import ServerState
 from moeless.server.tokenizing import TokenizerPool
 from moeless.server.translation import RequestTranslator
+from moeless.telemetry.snapshot import RuntimeSnapshot
 from moeless.telemetry.tracing import Tracing
 
 
@@ -32,6 +34,7 @@ def create_app(
     metrics_text: Callable[[], bytes] | None = None,
     experts_snapshot: Callable[[], dict[str, Any]] | None = None,
     ready: Callable[[], bool] = lambda: True,
+    live: Callable[[], RuntimeSnapshot] | None = None,
     tracing: Tracing | None = None,
 ) -> FastAPI:
     """An OpenAI-compatible application over ``engine``.
@@ -44,6 +47,7 @@ def create_app(
         experts_snapshot: JSON state of the experts for ``/moeless/experts``; called off the
             event loop.
         ready: Whether the engine can answer; ``/health`` is 503 until then.
+        live: State of the experts for the dashboard; called off the event loop.
         tracing: Traces a sample of the requests, or None.
     """
     metrics = ServerMetrics(engine.stats)
@@ -58,6 +62,7 @@ def create_app(
         metrics_text=metrics_text,
         experts_snapshot=experts_snapshot,
         accounts=open_accounts(settings),
+        live=None if live is None else LiveFeed(live, engine.stats, metrics),
     )
 
     @contextlib.asynccontextmanager
@@ -76,7 +81,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.moeless = state
-    for group in (generation, models, operations):
+    for group in (generation, models, operations, dashboard):
         app.include_router(group.router)
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(ClientGoneError, _answer_nobody)

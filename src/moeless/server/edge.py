@@ -15,9 +15,11 @@ from moeless.telemetry.tracing import Tracing
 
 _KNOWN_PATHS = frozenset(
     {
+        "/dashboard",
         "/health",
         "/metrics",
         "/moeless/experts",
+        "/moeless/live",
         "/openapi.json",
         "/v1/chat/completions",
         "/v1/completions",
@@ -114,4 +116,6 @@ def _path_label(path: str) -> str:
     """A label of few values, whatever clients ask for."""
     if path in _KNOWN_PATHS:
         return path
+    if path.startswith("/dashboard/"):
+        return "/dashboard"
     return "/v1/models/{model}" if path.startswith("/v1/models/") else "other"

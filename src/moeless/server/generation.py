@@ -66,7 +66,7 @@ class Generation:
         except MoelessError as exc:
             self._record.outcome = "refused"
             raise from_engine(exc, prompt_param=self.plan.prompt_param) from None
-        self._metrics.prompt_tokens.inc(self.plan.prompt_tokens)
+        self._metrics.count_prompt(self.plan.prompt_tokens)
         self._account.use_prompt(self.plan.prompt_tokens)
         self._record.prompt_tokens = self.plan.prompt_tokens
 
@@ -95,9 +95,8 @@ class Generation:
             self._engine.cancel(self.plan.choices[index].request.request_id)
         record = self._record
         record.generated_tokens = self.completion_tokens
-        self._metrics.request_duration.labels(record.path, record.outcome).observe(
-            time.perf_counter() - record.arrived_s
-        )
+        outcome = record.outcome or "cancelled"
+        self._metrics.time_request(record.path, outcome, time.perf_counter() - record.arrived_s)
 
     async def _follow(
         self, choice: ChoicePlan, stream: GenerationStream, on_event: OnEvent
@@ -122,7 +121,7 @@ class Generation:
         self._tokens[index] = now
         if now > before:
             # At once, not at the end: a crash must not lose what long answers have used.
-            self._metrics.generated_tokens.inc(now - before)
+            self._metrics.count_generated(now - before)
             self._account.use_generated(now - before)
 
     def _time_token(self, choice: ChoicePlan, last_s: float | None) -> float:
@@ -130,7 +129,7 @@ class Generation:
         if last_s is None:
             self._first_s[choice.index] = now_s
             record.first_token_s = record.first_token_s or now_s
-            self._metrics.time_to_first_token.labels(record.path).observe(now_s - record.arrived_s)
+            self._metrics.time_first_token(record.path, now_s - record.arrived_s)
             if record.trace is not None:
                 record.trace.first_token(choice.request.request_id)
         else:
@@ -142,7 +141,7 @@ class Generation:
         tokens = self._tokens.get(choice.index, 0)
         if last_s is not None and tokens > 1:
             each_s = (last_s - self._first_s[choice.index]) / (tokens - 1)
-            self._metrics.time_per_output_token.labels(self._record.path).observe(each_s)
+            self._metrics.time_output_token(self._record.path, each_s)
         if self._record.trace is not None:
             self._record.trace.end_sequence(choice.request.request_id, tokens=tokens)
 

@@ -78,6 +78,7 @@ def serve_model(
             settings=config.settings,
             metrics_text=lambda: generate_latest(registry),
             experts_snapshot=lambda: running.experts.snapshot().to_dict(),
+            live=running.experts.snapshot,
             ready=running.experts.is_alive,
             tracing=tracing,
         )

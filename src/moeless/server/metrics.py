@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from moeless.core.generation import EngineStats
+from moeless.telemetry.percentiles import SampleWindow
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_RECENT = 256
+"""Samples behind the dashboard's percentiles."""
 _GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
@@ -32,6 +35,14 @@ _LABELS = {
 }
 
 
+@dataclass(kw_only=True)
+class TokensSoFar:
+    """Tokens since the server began."""
+
+    prompt: int = 0
+    generated: int = 0
+
+
 class ServerMetrics:
     """What the server counts and times.
 
@@ -41,6 +52,11 @@ class ServerMetrics:
 
     def __init__(self, engine_stats: Callable[[], EngineStats]) -> None:
         self._registry = CollectorRegistry()
+        self.tokens_so_far = TokensSoFar()
+        # Histograms have no exact percentiles; the dashboard shows those of the newest requests.
+        self.recent_ttft = SampleWindow(_RECENT)
+        self.recent_tpot = SampleWindow(_RECENT)
+        self.recent_duration = SampleWindow(_RECENT)
         self.http_requests = Counter(
             "moeless_http_requests",
             "HTTP requests answered.",
@@ -99,6 +115,31 @@ class ServerMetrics:
             Gauge(f"moeless_engine_{name}_requests", text, registry=self._registry).set_function(
                 read
             )
+
+    def count_prompt(self, tokens: int) -> None:
+        """Prompts were accepted."""
+        self.prompt_tokens.inc(tokens)
+        self.tokens_so_far.prompt += tokens
+
+    def count_generated(self, tokens: int) -> None:
+        """Tokens were generated."""
+        self.generated_tokens.inc(tokens)
+        self.tokens_so_far.generated += tokens
+
+    def time_first_token(self, path: str, seconds: float) -> None:
+        """A choice has its first token."""
+        self.time_to_first_token.labels(path).observe(seconds)
+        self.recent_ttft.add(seconds)
+
+    def time_output_token(self, path: str, seconds: float) -> None:
+        """A choice has ended; its further tokens took so long each."""
+        self.time_per_output_token.labels(path).observe(seconds)
+        self.recent_tpot.add(seconds)
+
+    def time_request(self, path: str, outcome: str, seconds: float) -> None:
+        """A generation request has ended."""
+        self.request_duration.labels(path, outcome).observe(seconds)
+        self.recent_duration.add(seconds)
 
     def families(self) -> list["MetricFamily"]:
         """Name, kind, labels and meaning of each metric, for the documentation."""

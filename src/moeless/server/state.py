@@ -10,6 +10,7 @@ from starlette.requests import Request
 from moeless.core.generation import TextEngine
 from moeless.server.formats.base import unix_seconds
 from moeless.server.limits import Account
+from moeless.server.live import LiveFeed
 from moeless.server.metrics import ServerMetrics
 from moeless.server.settings import ServerSettings
 from moeless.server.tokenizing import TokenizerPool
@@ -29,6 +30,7 @@ class ServerState:
         ready: Whether the engine can answer.
         metrics_text: More Prometheus text, if there is any.
         experts_snapshot: State of the experts, if there is any.
+        live: What the dashboard shows, if there are experts.
         accounts: What each API key may use and has used, by the key's name.
         cut: Set when open requests must end now.
         started: When the application was made, in seconds of Unix time.
@@ -43,6 +45,7 @@ class ServerState:
     metrics_text: Callable[[], bytes] | None
     experts_snapshot: Callable[[], dict[str, Any]] | None
     accounts: dict[str, Account]
+    live: LiveFeed | None
     cut: asyncio.Event = field(default_factory=asyncio.Event)
     started: int = field(default_factory=unix_seconds)
 
