@@ -94,7 +94,8 @@ class ExpertsConfig:
         policy: How loads become replicas.
         device_memory_bytes: Budget of each device for experts; None takes what the memory factor
             asks for.
-        keep_alive_s: How long an idle instance stays warm.
+        keep_alive_s: How long an idle instance stays warm unless the rule knows better.
+        keep_alive_rule: A keep-alive rule by name.
         worker_threads: Compute threads of each worker; None divides the cores.
         spin_us: How long processes look for each other's messages before they sleep, in
             microseconds; None decides by the number of cores.
@@ -114,6 +115,7 @@ class ExpertsConfig:
     policy: PolicyConfig = PolicyConfig()
     device_memory_bytes: int | None = None
     keep_alive_s: float = 300.0
+    keep_alive_rule: str = "fixed"
     worker_threads: int | None = None
     spin_us: int | None = None
     max_rows: int = 4096

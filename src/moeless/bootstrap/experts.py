@@ -272,7 +272,7 @@ def _start_inline(
         budgets_bytes=budgets,
         function_bytes=max(sizes),
         clock=clock,
-        keep_alive=KEEP_ALIVES.create("fixed", seconds=config.keep_alive_s),
+        keep_alive=KEEP_ALIVES.create(config.keep_alive_rule, seconds=config.keep_alive_s),
         sink=sink,
         make_controller=make_controller,
     )
@@ -299,6 +299,7 @@ def _start_processes(
         workers,
         policy=config.policy,
         keep_alive_s=config.keep_alive_s,
+        keep_alive_rule=config.keep_alive_rule,
         linger_s=config.linger_s,
         silence_s=config.worker_silence_s,
         events=config.events,

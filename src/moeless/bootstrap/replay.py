@@ -51,6 +51,7 @@ class ReplayTask:
         seed: Of composition and noise.
         options: What policies are told.
         keep_alive_s: How long idle instances of serverless policies stay.
+        keep_alive_rule: By which rule.
         decision_s: Simulated time of one planning decision.
         search_s: Simulated time of one search beside planning.
         misc_s: T_misc, simulated time of everything but the experts, per layer.
@@ -76,6 +77,7 @@ class ReplayTask:
     seed: int = 0
     options: PolicyOptions = field(default_factory=PolicyOptions)
     keep_alive_s: float = 300.0
+    keep_alive_rule: str = "fixed"
     decision_s: float = 100e-6
     search_s: float = 5e-3
     misc_s: float = 0.0
@@ -134,6 +136,7 @@ class PreparedReplay:
             },
             "load_s": self.load_s,
             "keep_alive_s": task.keep_alive_s,
+            "keep_alive_rule": task.keep_alive_rule,
             "decision_s": task.decision_s,
             "search_s": task.search_s,
             "misc_s": task.misc_s,

@@ -62,6 +62,7 @@ def replay_job(job: dict[str, Any], trace: RoutingTrace, *, on_step: Any) -> Rec
     clock = SimulatedClock()
     # Who reserves devices lets nothing go that is only idle.
     keep_s = math.inf if is_serverful(name) else float(job["keep_alive_s"])
+    rule = "fixed" if is_serverful(name) else job["keep_alive_rule"]
     explain = job["explain"]
     recording = replay_policy(
         trace,
@@ -75,7 +76,7 @@ def replay_job(job: dict[str, Any], trace: RoutingTrace, *, on_step: Any) -> Rec
         clock=clock,
         time_model=time_model,
         forecast=build_forecast(prediction, trace, seed=job["seed"]),
-        keep_alive=KEEP_ALIVES.create("fixed", seconds=keep_s),
+        keep_alive=KEEP_ALIVES.create(rule, seconds=keep_s),
         config=ReplayConfig(
             num_devices=job["devices"],
             device_bytes=job["device_bytes"],
@@ -85,7 +86,7 @@ def replay_job(job: dict[str, Any], trace: RoutingTrace, *, on_step: Any) -> Rec
             decision_s=job["decision_s"],
             search_s=job["search_s"],
             misc_s=job["misc_s"],
-            tick_s=None if math.isinf(keep_s) else min(max(keep_s / 10, 0.25), 30.0),
+            tick_s=_tick_s(rule, keep_s),
             max_replicas=max_replicas(
                 name,
                 options,
@@ -100,6 +101,13 @@ def replay_job(job: dict[str, Any], trace: RoutingTrace, *, on_step: Any) -> Rec
     )
     recording.optimum_s_N = solve_samples(recording, trace.loads_NLE, time_model.cost)
     return recording
+
+
+def _tick_s(rule: str, keep_s: float) -> float | None:
+    """How often idle instances are looked for: often for the shortest keep-alive there can be."""
+    if rule == "fixed":
+        return None if math.isinf(keep_s) else min(max(keep_s / 10, 0.25), 30.0)
+    return 1.0
 
 
 def main(arguments: list[str]) -> int:

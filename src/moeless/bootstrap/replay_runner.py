@@ -84,6 +84,7 @@ def describe_job(prepared: PreparedReplay, name: str) -> dict[str, Any]:
         "seed": task.seed,
         "options": asdict(task.options),
         "keep_alive_s": task.keep_alive_s,
+        "keep_alive_rule": task.keep_alive_rule,
         "decision_s": task.decision_s,
         "search_s": task.search_s,
         "misc_s": task.misc_s,

@@ -40,6 +40,7 @@ class SupervisorProcess:
         workers: One per device.
         policy: How loads become replicas.
         keep_alive_s: How long an idle instance stays warm.
+        keep_alive_rule: By which rule.
         linger_s: How long it outlives this process when that ends without ``close``.
         silence_s: How long a worker may show no sign of life before it is replaced.
         events: File to append events to, or None.
@@ -51,6 +52,7 @@ class SupervisorProcess:
         *,
         policy: PolicyConfig,
         keep_alive_s: float,
+        keep_alive_rule: str,
         linger_s: float,
         silence_s: float,
         events: Path | None = None,
@@ -61,6 +63,7 @@ class SupervisorProcess:
             socket_path=self.socket_path,
             workers=workers,
             keep_alive_s=keep_alive_s,
+            keep_alive_rule=keep_alive_rule,
             linger_s=linger_s,
             silence_s=silence_s,
             record=events is not None,
@@ -159,7 +162,7 @@ def run(owner: socket.socket) -> None:
             config,
             owner=owner,
             clock=clock,
-            keep_alive=KEEP_ALIVES.create("fixed", seconds=config.keep_alive_s),
+            keep_alive=KEEP_ALIVES.create(config.keep_alive_rule, seconds=config.keep_alive_s),
             sink=sink,
             make_controller=make_controller,
         ).run()

@@ -78,6 +78,14 @@ def experts_options(command: _Command) -> _Command:
             help="How long an idle expert stays on its device.",
         ),
         click.option(
+            "--keep-alive-rule",
+            type=click.Choice(["fixed", "histogram"]),
+            default="fixed",
+            show_default=True,
+            help="histogram: each expert stays for as long as covers 95% of its own pauses, once "
+            "there were five; --keep-alive until then.",
+        ),
+        click.option(
             "--invoker",
             type=click.Choice(["process", "inline"]),
             default="process",
@@ -172,6 +180,7 @@ def experts_config(options: dict[str, Any]) -> ExpertsConfig:
         ),
         device_memory_bytes=parse_bytes(memory, option="--device-memory") if memory else None,
         keep_alive_s=options.pop("keep_alive"),
+        keep_alive_rule=options.pop("keep_alive_rule"),
         worker_threads=options.pop("worker_threads"),
         spin_us=options.pop("spin_us"),
         worker_silence_s=options.pop("worker_timeout"),

@@ -96,6 +96,14 @@ _ALL = "static,eplb,swift,paper,moeless,oracle"
     help="How long idle experts of serverless policies stay on a device.",
 )
 @click.option(
+    "--keep-alive-rule",
+    type=click.Choice(["fixed", "histogram"]),
+    default="fixed",
+    show_default=True,
+    help="histogram: each expert of a serverless policy stays for as long as covers 95% of its "
+    "own pauses, once there were five; --keep-alive until then.",
+)
+@click.option(
     "--eplb-interval",
     type=float,
     default=600.0,
@@ -263,6 +271,7 @@ def _task(options: dict[str, Any], *, keep_replicas: bool) -> "ReplayTask":
         ),
         device_memory_bytes=parse_bytes(memory, option="--device-memory") if memory else None,
         keep_alive_s=options.pop("keep_alive"),
+        keep_alive_rule=options.pop("keep_alive_rule"),
         decision_s=options.pop("decision_us") / 1e6,
         search_s=options.pop("search_ms") / 1e3,
         misc_s=options.pop("misc_ms") / 1e3,

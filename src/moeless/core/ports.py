@@ -76,6 +76,15 @@ class Splitter(Protocol):
 class KeepAlive(Protocol):
     """Says how long an idle instance stays warm."""
 
+    def used(self, function: FunctionId, *, at_s: float) -> None:
+        """An instance of the function was used; told now and then, not for each use.
+
+        Args:
+            function: The function.
+            at_s: The end of its newest use so far, by the platform's clock.
+        """
+        ...
+
     def keep_s(self, function: FunctionId, *, idle_s: float) -> float:
         """Seconds an instance may go unused before it is retired.
 

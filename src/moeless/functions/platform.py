@@ -389,6 +389,7 @@ class Platform:
             used_s = float(board.used_ns_LED[function.layer, function.expert, pool.device]) / 1e9
             if used_s > instance.last_used_s:
                 pool.used(function, finished_s=used_s)
+                self._keep_alive.used(function, at_s=used_s)
 
     def _account(self, instance: Instance, sign: int) -> None:
         """An instance has begun (+1) or ceased (-1) to hold its bytes."""

@@ -29,7 +29,8 @@ class SupervisorConfig:
     Args:
         socket_path: Where engines attach; made with mode 0600.
         workers: One per device.
-        keep_alive_s: How long an idle instance stays warm.
+        keep_alive_s: How long an idle instance stays warm unless the rule knows better.
+        keep_alive_rule: A keep-alive rule by name.
         linger_s: How long to stay after the owner has vanished without a word, so that a new
             engine can attach to warm workers.
         restart_backoff_s: Wait before the first restart of a worker; doubles up to 30 s.
@@ -44,6 +45,7 @@ class SupervisorConfig:
     socket_path: str
     workers: tuple[WorkerConfig, ...]
     keep_alive_s: float = 300.0
+    keep_alive_rule: str = "fixed"
     linger_s: float = 10.0
     restart_backoff_s: float = 0.2
     start_timeout_s: float = 120.0

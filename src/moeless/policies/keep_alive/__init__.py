@@ -5,5 +5,8 @@ from moeless.policies.registry import Registry
 
 KEEP_ALIVES: Registry[KeepAlive] = Registry(
     "keep_alive",
-    {"fixed": "moeless.policies.keep_alive.fixed:FixedKeepAlive"},
+    {
+        "fixed": "moeless.policies.keep_alive.fixed:FixedKeepAlive",
+        "histogram": "moeless.policies.keep_alive.histogram:HistogramKeepAlive",
+    },
 )
