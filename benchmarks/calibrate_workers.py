@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -40,12 +40,21 @@ from moeless.config import ExpertsConfig, PolicyConfig
 from moeless.core.clock import SystemClock
 from moeless.core.cluster import parse_devices
 from moeless.core.layer_cost import LayerCost
-from moeless.costs.fitting import fit_kernels
 from moeless.engines.transformers.loader import load_engine_model
 from moeless.functions.dispatch import ExpertDispatcher
 from moeless.workloads.routing_trace import RoutingTrace, TraceMeta, write_trace
+from moeless_experiments.measured.calibration import (
+    Measured,
+    draw_steps,
+    fit_linear,
+    slowest_device,
+    summarise,
+    write_linear,
+)
+from moeless_experiments.measured.layer_shape import LAYERS
+from moeless_experiments.measured.workers import Sample, Watch
 
-LAYERS, DEVICES, HIDDEN = 2, 2, 576
+DEVICES, HIDDEN = 2, 576
 MEMORY_FACTOR = 1.5
 KNOTS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048)
 """Tokens of a device between which a table is linear."""
@@ -74,62 +83,9 @@ CALIBRATION_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 VALIDATION_TOKENS = (1, 3, 12, 48, 100, 200)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """Layer-steps that were run, N of them, repetitions merged.
-
-    Args:
-        batch_N: Tokens of the batch.
-        seconds_N: Time of the layer.
-        busy_ND: Time that each device computed.
-        tokens_ND: Tokens of each device.
-        touched_ND: Experts of each device that had tokens.
-    """
-
-    batch_N: np.ndarray
-    seconds_N: np.ndarray
-    busy_ND: np.ndarray
-    tokens_ND: np.ndarray
-    touched_ND: np.ndarray
-
-
-Sample = tuple[float, np.ndarray, np.ndarray]
-"""One run of a layer-step: seconds, busy seconds [D], tokens of each replica [E, D]."""
-
-
-class Watch:
-    """A splitter and an invoker whose shares and busy times are kept."""
-
-    def __init__(self, splitter, invoker):
-        self._splitter, self._invoker = splitter, invoker
-        self.max_rows = invoker.max_rows
-        self.begin = invoker.begin
-
-    def split(self, count_E, replicas_ED):
-        """Divide tokens as the splitter does."""
-        self.share_ED = self._splitter.split(count_E, replicas_ED)
-        return self.share_ED
-
-    def finish(self):
-        """Wait as the invoker does."""
-        answer = self._invoker.finish()
-        self.busy_s = np.array(answer.busy_ns) / 1e9
-        return answer
-
-
 def mixed(batches: Sequence[int], seed: int) -> list[int]:
     """Batch sizes in random order, so that each finds caches as others leave them."""
     return np.random.default_rng(seed).permutation(batches).tolist()
-
-
-def draw_steps(batches, experts: int, top_k: int, *, skew: float, drift: float, seed: int):
-    """Chosen experts of every step and layer: int64 [L, T, K] for each batch size given."""
-    rng = np.random.default_rng(seed)
-    weight_LE = rng.gamma(1 / skew, size=(LAYERS, experts)) + 1e-3
-    for tokens in batches:
-        weight_LE = weight_LE * np.exp(drift * rng.standard_normal(weight_LE.shape))
-        score = np.log(weight_LE)[:, None] + rng.gumbel(size=(LAYERS, tokens, experts))
-        yield np.argsort(-score, axis=2)[:, :, :top_k]
 
 
 def as_trace(steps, experts: int, top_k: int, rounds: int) -> RoutingTrace:
@@ -207,52 +163,9 @@ def run_steps(runtime: ExpertsRuntime, steps, rounds: int) -> list[list[Sample]]
                 dispatcher(layer, x_TH[: step.shape[1]], ids_LTK[layer], weights_TK)
                 seconds = time.perf_counter() - began_s
                 if round_:
-                    sample = (seconds, watch.busy_s, watch.share_ED)
+                    sample = Sample(seconds, watch.busy_s_D, watch.share_ED)
                     samples[number * LAYERS + layer].append(sample)
     return samples
-
-
-def summarise(steps, samples: list[list[Sample]]) -> Measured:
-    """The lower quartile of each layer-step's samples, by time."""
-    chosen = [sorted(some, key=lambda one: one[0])[len(some) // 4] for some in samples]
-    return Measured(
-        batch_N=np.repeat([step.shape[1] for step in steps], LAYERS),
-        seconds_N=np.array([one[0] for one in chosen]),
-        busy_ND=np.array([one[1] for one in chosen]),
-        tokens_ND=np.array([one[2].sum(axis=0) for one in chosen]),
-        touched_ND=np.array([np.count_nonzero(one[2], axis=0) for one in chosen]),
-    )
-
-
-def slowest_device(measured: Measured, base_s: float, touch_s: float, token_s: float):
-    """Tokens and touched experts of the device that takes longest by these coefficients [N]."""
-    tokens_ND, touched_ND = measured.tokens_ND, measured.touched_ND
-    seconds_ND = np.where(tokens_ND > 0, base_s + touch_s * touched_ND + token_s * tokens_ND, 0)
-    rows_N, device_N = np.arange(len(seconds_ND)), seconds_ND.argmax(axis=1)
-    return (
-        tokens_ND[rows_N, device_N].astype(np.float64),
-        touched_ND[rows_N, device_N].astype(np.float64),
-    )
-
-
-def fit_transfer(measured: Measured) -> float:
-    """Seconds per token, one way, that a layer takes beyond its slowest device's computing."""
-    most_N = measured.tokens_ND.max(axis=1).astype(np.float64)
-    beyond_N = measured.seconds_N - measured.busy_ND.max(axis=1)
-    return fit_kernels(most_N, np.zeros_like(most_N), beyond_N).token_s / 2
-
-
-def fit_linear(measured: Measured) -> LayerCost:
-    """The linear model of a layer's time."""
-    transfer_s = fit_transfer(measured)
-    most_N = measured.tokens_ND.max(axis=1)
-    device_s_N = measured.seconds_N - 2 * transfer_s * most_N
-    coefficients = (0.0, 1.0, 1.0)
-    for _ in range(20):  # which device is the slowest depends on the coefficients
-        tokens_N, touched_N = slowest_device(measured, *coefficients)
-        fit = fit_kernels(tokens_N, touched_N, device_s_N)
-        coefficients = (fit.base_s, fit.touch_s, fit.token_s)
-    return fit.layer_cost(transfer_s=transfer_s)
 
 
 def fit_table(measured: Measured, linear: LayerCost, experts: int) -> dict[str, object]:
@@ -283,7 +196,7 @@ def write_models(
 ) -> LayerCost:
     """Fit both models and write them; returns the linear one."""
     linear = fit_linear(measured)
-    files[""].write_text(json.dumps({"label": label, **asdict(linear)}, indent=1))
+    write_linear(linear, files[""], label)
     table = fit_table(measured, linear, experts)
     files["-table"].write_text(json.dumps({"label": label, **table}, indent=1))
     return linear
@@ -365,7 +278,11 @@ def compare(measured: Measured, simulated_N: np.ndarray) -> list[dict[str, objec
 
 def describe(cost: LayerCost) -> str:
     """The coefficients in microseconds."""
-    return ", ".join(f"{key[:-2]} {1e6 * value:.3g} us" for key, value in asdict(cost).items())
+    return ", ".join(
+        f"{key[:-2]} {1e6 * value:.3g} us"
+        for key, value in asdict(cost).items()
+        if key.endswith("_s")
+    )
 
 
 def print_rows(rows: Sequence[dict[str, object]]) -> None:

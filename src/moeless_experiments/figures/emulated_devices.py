@@ -52,6 +52,7 @@ def _as_times(each: EmulatedTimes) -> Times:
     return Times(
         name=each.workload.name,
         seconds=each.seconds,
+        computing=each.seconds,
         simulated=each.simulated,
         # Emulation does not wait for loads, so layers that did say nothing of the time model.
         counted={name: ~blocked for name, blocked in each.blocked.items()},

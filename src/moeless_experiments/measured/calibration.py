@@ -1,7 +1,9 @@
 """A time model of experts that ran: what the simulator is given, and judged by."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -141,3 +143,16 @@ def fit_devices(measured: Measured) -> LayerCost:
         measured.touched_ND[used_ND].astype(np.float64),
         measured.busy_ND[used_ND],
     ).layer_cost()
+
+
+def write_linear(cost: LayerCost, file: Path, label: str) -> None:
+    """Write a linear model of equal devices where replays and servers can read it.
+
+    Args:
+        cost: The model.
+        file: Where to.
+        label: Where it comes from, for reports.
+    """
+    names = ("base_s", "touch_s", "token_s", "transfer_s")
+    content = {"label": label} | {name: getattr(cost, name) for name in names}
+    file.write_text(json.dumps(content, indent=1), "utf8")

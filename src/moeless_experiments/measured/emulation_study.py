@@ -53,7 +53,7 @@ def study_devices(context: Context) -> list[EmulatedTimes]:
     Raises:
         MoelessError: Recordings cannot be made, or a policy cannot be run.
     """
-    steps, run = (40, 10) if context.quick else (400, 40)
+    steps, run = (40, 10) if context.quick else (80, 20)
     by_shape: dict[LayerShape, list[Workload]] = {}
     for workload in recorded_workloads(context, steps):
         by_shape.setdefault(workload.shape, []).append(workload)

@@ -32,7 +32,7 @@ _COLOURS: Final = {
 }
 _TIME_COLUMNS: Final = (
     *("workload", "policy", "layer_steps"),
-    *("mean_ms", "p50_ms", "p99_ms", "straggler_ratio"),
+    *("mean_ms", "p50_ms", "p99_ms", "mean_computing_ms", "straggler_ratio"),
 )
 _ERROR_COLUMNS: Final = (
     *("workload", "policy", "taken_mean_ms", "simulated_mean_ms"),
@@ -47,6 +47,7 @@ class Times(NamedTuple):
     Args:
         name: The workload.
         seconds: Policy to layer times; the first axis is what intervals are over.
+        computing: Policy to that part of them that the slowest device computed.
         simulated: Policy to simulated ones of the same shape.
         counted: Policy to which of them the simulator can be held against.
         straggler: Policy to the mean ratio of the fullest device's tokens to the mean device's.
@@ -54,6 +55,7 @@ class Times(NamedTuple):
 
     name: str
     seconds: Mapping[str, FloatArray]
+    computing: Mapping[str, FloatArray]
     simulated: Mapping[str, FloatArray]
     counted: Mapping[str, NDArray[np.bool_]]
     straggler: Mapping[str, float]
@@ -70,6 +72,10 @@ class Times(NamedTuple):
         """99th percentile of one policy ÷ that of another."""
         ours, others = (np.quantile(self.seconds[name], 0.99) for name in (policy, other))
         return float(ours / others)
+
+    def computing_ratio(self, policy: str, other: str) -> float:
+        """Mean computing of the slowest device of one policy ÷ that of another."""
+        return float(self.computing[policy].mean() / self.computing[other].mean())
 
     def gap(self) -> float:
         """What perfect balance would save of static placement's tokens on the fullest device."""
@@ -212,7 +218,8 @@ def _time_rows(times: Sequence[Times]) -> Iterator[tuple[Any, ...]]:
     for each in times:
         for policy, seconds in each.seconds.items():
             p50, p99 = np.quantile(seconds, (0.5, 0.99))
-            milliseconds = (1e3 * float(value) for value in (seconds.mean(), p50, p99))
+            computing = each.computing[policy].mean()
+            milliseconds = (1e3 * float(s) for s in (seconds.mean(), p50, p99, computing))
             yield (each.name, policy, seconds.size, *milliseconds, each.straggler[policy])
 
 

@@ -1,11 +1,10 @@
 """Layer times of policies on real workers, in turns; and what the simulator says of the same."""
 
-import json
 import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,22 +15,29 @@ from moeless.config import PolicyConfig
 from moeless.core.layer_cost import LayerCost
 from moeless.core.model import ExpertShape
 from moeless.engines.transformers.loader import LoadedModel
+from moeless.errors import TraceError
 from moeless.simulator.forecasts import NoisyForecast
 from moeless_experiments.context import Context
-from moeless_experiments.measured.calibration import calibration_steps, fit_linear, summarise
+from moeless_experiments.measured.calibration import (
+    calibration_steps,
+    draw_steps,
+    fit_linear,
+    summarise,
+    write_linear,
+)
 from moeless_experiments.measured.layer_shape import LayerShape, save_random
 from moeless_experiments.measured.replaying import MEMORY_FACTOR, SIGMA, replay_shares
 from moeless_experiments.measured.workers import (
     DEVICES,
     LayerRunner,
     Sample,
-    layer_seconds,
     one_thread,
     start_workers,
 )
 from moeless_experiments.measured.workload import IdArray, Workload, recorded_workloads
 
 POLICIES: Final = ("static", "eplb", "paper", "moeless")
+_VARIED_SEED: Final = 99
 
 FloatArray = NDArray[np.float64]
 
@@ -47,21 +53,23 @@ class Sizes:
         calibration_repeats: Steps of each size and skew that the time model is fitted to.
         calibration_rounds: How often they are run; the first does not count.
         eplb_interval_s: Seconds between plans of EPLB.
+        varied: Made-up steps before each workload.
     """
 
     alternations: int = 12
-    block: int = 6
+    block: int = 5
     warm_up: int = 8
     calibration_repeats: int = 2
     calibration_rounds: int = 3
-    eplb_interval_s: float = 2.5
+    eplb_interval_s: float = 2.0
+    varied: int = 24
 
     @classmethod
     def of(cls, context: Context) -> "Sizes":
         """Those of a run."""
         if not context.quick:
             return cls()
-        return cls(alternations=10, block=2, warm_up=4, calibration_repeats=1, eplb_interval_s=2.0)
+        return cls(alternations=10, block=2, warm_up=4, calibration_repeats=1, varied=15)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,6 +80,7 @@ class WorkerTimes:
         workload: Its measured steps, A x B of them.
         cost: What the simulator went by, fitted to other steps.
         seconds: Policy to measured layer times [A, B, L].
+        computing: Policy to that part of it that the slowest device computed [A, B, L].
         simulated: Policy to simulated ones of the same steps [A, B, L].
         straggler: Policy to most tokens of a device ÷ mean of all, mean over layer-steps.
     """
@@ -79,6 +88,7 @@ class WorkerTimes:
     workload: Workload
     cost: LayerCost
     seconds: Mapping[str, FloatArray]
+    computing: Mapping[str, FloatArray]
     simulated: Mapping[str, FloatArray]
     straggler: Mapping[str, float]
 
@@ -96,6 +106,11 @@ def _study(context: Context, sizes: Sizes) -> list[WorkerTimes]:
     steps = sizes.warm_up + sizes.alternations * sizes.block
     by_shape: dict[LayerShape, list[Workload]] = {}
     for workload in recorded_workloads(context, steps):
+        if len(workload.ids) < steps:
+            raise TraceError(
+                f"{workload.name}: {len(workload.ids)} steps of {steps}; record more tokens, or "
+                "leave --shards out"
+            )
         by_shape.setdefault(workload.shape, []).append(workload)
     found = []
     for shape, workloads in by_shape.items():
@@ -124,7 +139,7 @@ def _study_shape(
         static = start("static")
         cost = _calibrate(context, sizes, static, workloads[0].shape)
         file = loaded.directory / "cost.json"
-        file.write_text(json.dumps({"label": "measured here", **asdict(cost)}), "utf8")
+        write_linear(cost, file, "measured here")
         runners = {"static": static} | {name: start(name, file) for name in POLICIES[1:]}
         samples = [_alternate(context, sizes, runners, workload) for workload in workloads]
     return [
@@ -152,9 +167,12 @@ def _alternate(
 ) -> dict[str, list[list[list[Sample]]]]:
     """Turns of every policy on the same steps: policy to [A][B][L]."""
     forecast = NoisyForecast(workload.as_trace().loads_NLE, sigma=SIGMA, seed=context.seed)
+    expected_SLE = [forecast.expected_LE(step) for step in range(len(workload.ids))]
     for runner in runners.values():
-        runner.heed(forecast)
+        runner.heed(expected_SLE)
     numbered = list(enumerate(workload.ids))
+    for runner in runners.values():
+        _run(runner, [(0, ids_LTK) for ids_LTK in _varied_steps(sizes, workload)])
     # EPLB is to have planned from what it saw, not from nothing.
     settled_s = time.monotonic() + 1.5 * sizes.eplb_interval_s
     turns = 0
@@ -173,6 +191,20 @@ def _alternate(
             rows = _run(runners[name], numbered[first - 1 : first + sizes.block])
             found[name].append(rows[1:])
     return found
+
+
+def _varied_steps(sizes: Sizes, workload: Workload) -> list[IdArray]:
+    """Made-up steps of the workload's size, for everybody's first calls.
+
+    A product of a number of rows that a process has not had yet takes milliseconds longer, and
+    policies differ in how many such numbers they bring about.
+    """
+    tokens = max(step.shape[1] for step in workload.ids)
+    shape = workload.shape
+    batches = [tokens] * sizes.varied
+    return list(
+        draw_steps(batches, shape.experts, shape.top_k, skew=1.0, drift=0.5, seed=_VARIED_SEED)
+    )
 
 
 def _run(runner: LayerRunner, steps: list[tuple[int, IdArray]]) -> list[list[Sample]]:
@@ -199,12 +231,20 @@ def _summarise(
     return WorkerTimes(
         workload=workload,
         cost=cost,
-        seconds={
-            policy: np.array([layer_seconds(turn) for turn in turns])
-            for policy, turns in samples.items()
-        },
+        seconds={policy: _seconds(turns) for policy, turns in samples.items()},
+        computing={policy: _computing(turns) for policy, turns in samples.items()},
         simulated=simulated,
         straggler={policy: _straggler(turns) for policy, turns in samples.items()},
+    )
+
+
+def _seconds(turns: list[list[list[Sample]]]) -> FloatArray:
+    return np.array([[[sample.seconds for sample in step] for step in turn] for turn in turns])
+
+
+def _computing(turns: list[list[list[Sample]]]) -> FloatArray:
+    return np.array(
+        [[[sample.busy_s_D.max() for sample in step] for step in turn] for turn in turns]
     )
 
 

@@ -15,15 +15,18 @@ from moeless.config import ExpertsConfig, PolicyConfig
 from moeless.core.clock import SystemClock
 from moeless.core.cluster import parse_devices
 from moeless.core.copies import divides_by_copies
-from moeless.core.plan import CountArray, ReplicaArray
+from moeless.core.plan import CountArray, LoadArray, ReplicaArray
 from moeless.core.ports import Splitter
 from moeless.engines.transformers.loader import LoadedModel
 from moeless.errors import FunctionError
 from moeless.functions.dispatch import Answer, ExpectedLoad, ExpertDispatcher, Invoker
-from moeless.simulator.forecasts import LoadForecast
 from moeless_experiments.measured.workload import IdArray
 
 DEVICES: Final = 2
+BETWEEN_S: Final = 1e-3
+"""Between two layers of experts the engine computes so long, as for attention: without it plans
+would have to be made while workers compute, on a machine without a core to spare."""
+
 _START_S: Final = 120.0
 
 
@@ -119,7 +122,7 @@ class LayerRunner:
         cost = serving_cost(spec.expert, ["cpu"] * DEVICES, policy.cost_model)
         splitter = build_policies(policy, cost=cost, clock=SystemClock()).splitter
         self._watch = Watch(splitter, runtime.invoker)
-        self._forecast: LoadForecast | None = None
+        self._expected_SLE: Sequence[LoadArray] = ()
         self._step = 0
         self._layers, self._top_k = spec.num_layers, spec.top_k
         self._states = draw_states(spec.expert.hidden, spec.expert.dtype, seed)
@@ -132,9 +135,13 @@ class LayerRunner:
             lookahead=1,
         )
 
-    def heed(self, forecast: LoadForecast) -> None:
-        """From now on go by these expectations of steps' loads, one layer ahead."""
-        self._forecast = forecast
+    def heed(self, expected_SLE: Sequence[LoadArray]) -> None:
+        """From now on go by these expectations of steps' loads, one layer ahead.
+
+        Args:
+            expected_SLE: Of every step [L, E].
+        """
+        self._expected_SLE = expected_SLE
 
     def run(self, step: int, ids_LTK: IdArray) -> list[Sample]:
         """Run one step; a sample for each layer.
@@ -149,6 +156,7 @@ class LayerRunner:
         weights_TK = torch.full((tokens, self._top_k), 1 / self._top_k)
         samples = []
         for layer in range(self._layers):
+            self._work_between()
             began_s = time.perf_counter()
             self._dispatcher(layer, self._states[:tokens], ids[layer], weights_TK)
             seconds = time.perf_counter() - began_s
@@ -156,9 +164,15 @@ class LayerRunner:
         return samples
 
     def _look_ahead(self, layer: int, _x_TH: torch.Tensor) -> ExpectedLoad | None:
-        if self._forecast is None or layer + 1 >= self._layers:
+        if not self._expected_SLE or layer + 1 >= self._layers:
             return None
-        return ExpectedLoad(self._forecast.expected_LE(self._step)[layer + 1])
+        return ExpectedLoad(self._expected_SLE[self._step][layer + 1])
+
+    def _work_between(self) -> None:
+        """What the rest of a layer would keep the engine's core busy with."""
+        until_s = time.perf_counter() + BETWEEN_S
+        while time.perf_counter() < until_s:
+            self._states[:16] @ self._states[:16].T
 
 
 def draw_states(hidden: int, dtype: str, seed: int, tokens: int = 512) -> torch.Tensor:
@@ -177,8 +191,3 @@ def one_thread() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
-
-
-def layer_seconds(samples: Sequence[Sequence[Sample]]) -> NDArray[np.float64]:
-    """Seconds of each step and layer [N, L]."""
-    return np.array([[sample.seconds for sample in step] for step in samples])
