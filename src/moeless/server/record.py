@@ -11,6 +11,8 @@ from moeless.telemetry.log_format import with_fields
 from moeless.telemetry.tracing import RequestTrace
 
 _RECORD = "moeless.record"
+# Asked for again and again by machines.
+_ROUTINE = frozenset({"/health", "/metrics", "/moeless/live", "/dashboard"})
 _log = logging.getLogger("moeless.requests")
 
 
@@ -58,7 +60,8 @@ class RequestRecord:
             }
         if self.first_token_s is not None:
             fields["first_token_ms"] = _since_ms(self.arrived_s, self.first_token_s)
-        _log.info("request", extra=with_fields(**fields))
+        level = logging.DEBUG if self.path in _ROUTINE else logging.INFO
+        _log.log(level, "request", extra=with_fields(**fields))
         if self.trace is not None:
             self.trace.end(status=self.status, fields=fields)
 

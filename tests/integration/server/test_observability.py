@@ -42,6 +42,7 @@ def test_each_request_is_a_line_without_its_text(caplog):
         headers = {"authorization": "Bearer open sesame"}
         answer = httpx.post(f"{server.url}{PATH}", json=BODY, headers=headers).json()
         httpx.post(f"{server.url}{PATH}", json=BODY, headers={"authorization": "Bearer no"})
+        httpx.get(f"{server.url}/health")  # probes are logged at debug
         httpx.get(f"{server.url}/secret/path?secret=query")
         wait_until(lambda: len(requests_logged(caplog)) == 3)
     good, refused, lost = requests_logged(caplog)

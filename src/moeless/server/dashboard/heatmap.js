@@ -45,13 +45,13 @@ export class HeatMap {
     const pixels = new Uint32Array(image.data.buffer);
     for (let i = 0; i < pixels.length; i++) pixels[i] = this.palette[2 * (i % (STEPS / 2))];
     context.putImageData(image, 0, 0);
-    if (this.values) this.show(this.values, this.shape, this.logarithmic);
+    if (this.values) this.show(this.values, this.shape, this.rooted);
   }
 
-  // Shows values [layers × experts]; returns the largest.
-  show(values, [layers, experts], logarithmic) {
+  // Shows values [layers × experts], by their square root if ``rooted``; returns the largest.
+  show(values, [layers, experts], rooted) {
     this.values = values;
-    this.logarithmic = logarithmic;
+    this.rooted = rooted;
     if (this.shape[0] !== layers || this.shape[1] !== experts) {
       this.shape = [layers, experts];
       this.cells.width = experts;
@@ -63,12 +63,12 @@ export class HeatMap {
     }
     let most = 0;
     for (const value of values) if (value > most) most = value;
-    const scale = logarithmic ? (STEPS - 1) / Math.log1p(most || 1) : (STEPS - 1) / (most || 1);
+    const scale = (STEPS - 1) / (rooted ? Math.sqrt(most || 1) : most || 1);
     const context = this.cells.getContext("2d");
     const image = context.createImageData(experts, layers);
     const pixels = new Uint32Array(image.data.buffer);
     for (let i = 0; i < pixels.length; i++) {
-      const level = logarithmic ? Math.log1p(values[i]) : values[i];
+      const level = rooted ? Math.sqrt(values[i]) : values[i];
       pixels[i] = this.palette[Math.min(STEPS - 1, Math.round(level * scale))];
     }
     context.putImageData(image, 0, 0);

@@ -80,8 +80,8 @@ function shownValues() {
 }
 
 function showHeat() {
-  const [values, logarithmic] = shownValues();
-  const most = heat.show(values, [state.layers, state.experts], logarithmic);
+  const [values, rooted] = shownValues();
+  const most = heat.show(values, [state.layers, state.experts], rooted);
   get("legend-high").textContent = rate(most);
   describeCell(heat.hover ?? heat.cursor);
 }
