@@ -35,7 +35,7 @@ def run(context: Context) -> Result:
             *ratio_findings(times, seed=context.seed, intervals="steps", why=_WHY),
             error_finding(times, "emulated"),
         ),
-        interpretation=_interpret(times, context.seed),
+        interpretation=_interpret(study, times, context.seed),
         config={
             "devices": f"{DEVICES}, one after another on one core; the longest counts",
             "layers": LAYERS,
@@ -72,18 +72,32 @@ def _describe(each: EmulatedTimes) -> dict[str, Any]:
     }
 
 
-def _interpret(times: list[Times], seed: int) -> str:
-    parts = [
-        f"{each.name}: {each.ratio(DEFAULT, 'static', seed=seed).as_change()} against static, "
-        f"{each.ratio(DEFAULT, 'eplb', seed=seed).as_change()} against EPLB, where perfect "
-        f"balance would take {100 * each.gap():.1f}% of the tokens off static's fullest device"
-        for each in times
-    ]
-    return (
-        "With eight devices there is more to balance than with two. Mean layer time of the "
-        f"default policy: {'; '.join(parts)}. A device's time does not go to nothing with its "
-        "tokens: it touches weights and calls kernels, so time gains less than tokens do."
+def _interpret(study: list[EmulatedTimes], times: list[Times], seed: int) -> str:
+    parts, slower = [], []
+    for each in times:
+        static, eplb = (each.ratio(DEFAULT, other, seed=seed) for other in ("static", "eplb"))
+        parts.append(
+            f"{each.name} {static.as_change()} against static and {eplb.as_change()} against "
+            f"EPLB (tokens alone: {-100 * each.gap():.1f}% at best)"
+        )
+        if static.low > 1:
+            slower.append(each.name)
+    worth = {each.workload.shape.name: each.cost.touch_s / each.cost.token_s for each in study}
+    weights = ", ".join(f"{count:.0f} tokens' for {name}" for name, count in worth.items())
+    text = (
+        f"Mean layer time of the default policy: {'; '.join(parts)}. Touching an expert takes "
+        f"{weights}, so halving an expert's tokens does not halve its time. In small batches the "
+        "right answer is to split little, which is why EPLB, which minds tokens only, can be "
+        "slower than static placement, and why much is gained where the skew is strong."
     )
+    if slower:
+        text += (
+            f"\n\nThe default is slower than static placement on {', '.join(slower)}: small "
+            "experts are computed as one padded block for all experts of a device, whose time is "
+            "that of the largest expert times their number. The linear time model, by which the "
+            "default decides, does not know that, and is further off there."
+        )
+    return text
 
 
 EXPERIMENT = Experiment(

@@ -135,14 +135,20 @@ def fit_linear(measured: Measured) -> LayerCost:
     return fit.layer_cost(transfer_s=transfer_s)
 
 
-def fit_devices(measured: Measured) -> LayerCost:
-    """The linear model of each device's computing alone, which nothing is waited for."""
-    used_ND = measured.tokens_ND > 0
-    return fit_kernels(
-        measured.tokens_ND[used_ND].astype(np.float64),
-        measured.touched_ND[used_ND].astype(np.float64),
-        measured.busy_ND[used_ND],
-    ).layer_cost()
+def fit_devices(measured: Sequence[Measured]) -> LayerCost:
+    """The linear model of each device's computing alone, which nothing is waited for.
+
+    Args:
+        measured: Runs, of different numbers of devices if need be.
+    """
+    used = [each.tokens_ND > 0 for each in measured]
+    tokens_N, touched_N, busy_s_N = (
+        np.concatenate(
+            [getattr(m, name)[u].astype(np.float64) for m, u in zip(measured, used, strict=True)]
+        )
+        for name in ("tokens_ND", "touched_ND", "busy_ND")
+    )
+    return fit_kernels(tokens_N, touched_N, busy_s_N).layer_cost()
 
 
 def write_linear(cost: LayerCost, file: Path, label: str) -> None:

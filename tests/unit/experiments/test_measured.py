@@ -129,7 +129,7 @@ def test_fits_find_the_coefficients_that_times_were_made_from(tmp_path):
         tokens_ND=tokens_ND,
         touched_ND=touched_ND,
     )
-    devices, linear = fit_devices(measured), fit_linear(measured)
+    devices, linear = fit_devices([measured]), fit_linear(measured)
     for found in (devices, linear):
         assert found.base_s == pytest.approx(3e-4, rel=0.02)
         assert found.token_s == pytest.approx(4e-6, rel=0.05)
