@@ -12,6 +12,7 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+from provenance import provenance
 
 from moeless.core.layer_cost import LayerCost
 from moeless.core.plan import PlanRequest
@@ -149,8 +150,11 @@ def grow(directory: Path, steps: int) -> None:
                     }
                 )
                 print(rows[-1], flush=True)
-    with (directory / "decision_times.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+    with (directory / "decision_times.csv").open("w", newline="", encoding="utf-8") as file:
+        file.write(provenance("measured on one core") + "
+")
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="
+")
         writer.writeheader()
         writer.writerows(rows)
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True)

@@ -1,21 +1,24 @@
 """How long DeepSeek's own EPLB (PyTorch) and ours take to decide, on the same loads.
 
-Run ``python benchmarks/bench_eplb.py EPLB_PY``, where EPLB_PY is ``eplb.py`` of
+Run ``python benchmarks/bench_eplb.py EPLB_PY [OUT.csv]``, where EPLB_PY is ``eplb.py`` of
 https://github.com/deepseek-ai/EPLB. Needs torch. For every number of experts E, devices D and
 layers decided in one call it takes pairs of runs, alternating which goes first, and prints the
 medians in milliseconds and the median of the pairs' ratios. Loads follow a power law, two slots
 per expert. Both get what they are written for: a tensor, an array.
 """
 
+import csv
 import importlib.util
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from types import ModuleType
 
 import numpy as np
 import torch
+from provenance import provenance
 
 from moeless.policies.planners.eplb_rebalance import rebalance_experts
 
@@ -41,7 +44,7 @@ def timed(call: Callable[[], object]) -> float:
 
 def bench(
     original: ModuleType, experts: int, devices: int, layers: int, rng: np.random.Generator
-) -> None:
+) -> dict[str, float]:
     slots = 2 * experts
     theirs_s, ours_s = [], []
     for pair in range(PAIRS + 1):
@@ -68,22 +71,41 @@ def bench(
             theirs_s.append(their_s)
             ours_s.append(our_s)
     ratio = median(t / o for t, o in zip(theirs_s, ours_s, strict=True))
+    row: dict[str, float] = {
+        "experts": experts,
+        "devices": devices,
+        "layers": layers,
+        "original_ms": round(median(theirs_s) * 1e3, 4),
+        "ours_ms": round(median(ours_s) * 1e3, 4),
+        "original_over_ours": round(ratio, 1),
+    }
     print(
         f"{experts:4} {devices:4} {layers:6}   {median(theirs_s) * 1e3:9.2f} ms   "
         f"{median(ours_s) * 1e3:8.3f} ms   {ratio:6.1f}x"
     )
+    return row
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
-        sys.exit("usage: python benchmarks/bench_eplb.py EPLB_PY")
+    if len(sys.argv) not in (2, 3):
+        sys.exit("usage: python benchmarks/bench_eplb.py EPLB_PY [OUT.csv]")
     original = load_original(sys.argv[1])
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
     print("   E    D layers       original           ours    original / ours")
-    for experts, devices in SHAPES:
-        for layers in LAYERS:
-            bench(original, experts, devices, layers, rng)
+    rows = [
+        bench(original, experts, devices, layers, rng)
+        for experts, devices in SHAPES
+        for layers in LAYERS
+    ]
+    if len(sys.argv) == 3:
+        with Path(sys.argv[2]).open("w", newline="", encoding="utf-8") as file:
+            file.write(provenance("measured on one core, medians of pairs of runs") + "
+")
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="
+")
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 if __name__ == "__main__":
