@@ -58,9 +58,11 @@ def answer_of(model: type[BaseModel], *failures: int) -> dict[int | str, dict[st
     }
 
 
-def text_of(media_type: str, what: str, *failures: int) -> dict[int | str, dict[str, Any]]:
-    """``responses`` of an endpoint that answers with text of a media type."""
-    content = {media_type: {"schema": {"type": "string"}}}
+def content_of(
+    media_type: str, kind: str, what: str, *failures: int
+) -> dict[int | str, dict[str, Any]]:
+    """``responses`` of an endpoint whose answer has a media type and a JSON type, no shape."""
+    content = {media_type: {"schema": {"type": kind}}}
     return {200: {"description": what, "content": content}, **error_responses(*failures)}
 
 

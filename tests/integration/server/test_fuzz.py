@@ -3,6 +3,7 @@
 import httpx
 import pytest
 
+from fakes.busy_experts import BusyExperts
 from fakes.fuzzing import fuzz
 from fakes.live_server import serve
 from fakes.text_engine import FakeTextEngine
@@ -15,7 +16,12 @@ KEY = {"Authorization": "Bearer secret"}
 @pytest.fixture(scope="module", params=[False, True], ids=["open", "with keys"])
 def fuzzed(request):
     settings = ServerSettings(api_keys=(ApiKey(name="a", secret="secret"),) * request.param)
-    with serve(FakeTextEngine(), settings=settings, experts_snapshot=lambda: {}) as server:
+    with serve(
+        FakeTextEngine(),
+        settings=settings,
+        experts_snapshot=dict,
+        live=BusyExperts(2, 4, 2).snapshot,
+    ) as server:
         yield server.url, fuzz(server.url, examples=20, number=1, headers=KEY)
 
 

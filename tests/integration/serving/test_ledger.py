@@ -70,7 +70,8 @@ def test_after_the_engine_is_killed_the_ledger_has_all_but_the_last_second(serve
     def go_on():
         while not stop.is_set():
             ask(server)
-            looks.append((unix_now_s(), counters(server)))
+            look = counters(server)
+            looks.append((unix_now_s(), look))  # the time at which it was surely counted
 
     busy = threading.Thread(target=go_on)
     busy.start()

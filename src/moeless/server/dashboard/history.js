@@ -29,7 +29,10 @@ export class History {
   take(state) {
     const before = this.last;
     this.last = state;
-    if (!before || before.model !== state.model || before.tokens.length !== state.tokens.length) {
+    // Another model, or a server that began anew: its counters begin at zero.
+    const same = before && before.model === state.model
+      && before.tokens.length === state.tokens.length && before.steps <= state.steps;
+    if (!same) {
       this.times.length = 0;
       this.series = {};
       this.recent = new Float32Array(state.tokens.length);

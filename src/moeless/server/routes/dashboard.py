@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from moeless.errors import MoelessError
 from moeless.server.errors import ApiError, engine_unavailable
-from moeless.server.openapi import text_of
+from moeless.server.openapi import content_of
 from moeless.server.state import state_of
 
 router = APIRouter(tags=["dashboard"])
@@ -67,7 +67,9 @@ async def get_dashboard_file(name: str) -> Response:
     "/moeless/live",
     response_model=None,
     response_class=Response,
-    responses=text_of("application/json", "State of the experts, compact.", 401, 404, 503),
+    responses=content_of(
+        "application/json", "object", "State of the experts, compact.", 401, 404, 503
+    ),
 )
 async def get_live(request: Request) -> Response:
     """What the dashboard shows; ``?layer=N`` adds that layer's loads."""

@@ -9,7 +9,7 @@ from moeless.errors import MoelessError
 from moeless.server.encoding import JsonResponse
 from moeless.server.errors import ApiError, engine_unavailable, unavailable
 from moeless.server.metrics import CONTENT_TYPE, combine_metrics
-from moeless.server.openapi import answer_of, error_responses, text_of
+from moeless.server.openapi import answer_of, content_of, error_responses
 from moeless.server.schemas.answers import Health
 from moeless.server.state import state_of
 
@@ -33,7 +33,7 @@ async def get_health(request: Request) -> Response:
     "/metrics",
     response_model=None,
     response_class=Response,
-    responses=text_of("text/plain", "Metrics in the Prometheus format."),
+    responses=content_of("text/plain", "string", "Metrics in the Prometheus format."),
 )
 async def get_metrics(request: Request) -> Response:
     """Prometheus text."""
