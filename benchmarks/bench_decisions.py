@@ -151,10 +151,8 @@ def grow(directory: Path, steps: int) -> None:
                 )
                 print(rows[-1], flush=True)
     with (directory / "decision_times.csv").open("w", newline="", encoding="utf-8") as file:
-        file.write(provenance("measured on one core") + "
-")
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="
-")
+        file.write(provenance("measured on one core") + "\n")
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True)

@@ -100,10 +100,8 @@ def main() -> None:
     ]
     if len(sys.argv) == 3:
         with Path(sys.argv[2]).open("w", newline="", encoding="utf-8") as file:
-            file.write(provenance("measured on one core, medians of pairs of runs") + "
-")
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="
-")
+            file.write(provenance("measured on one core, medians of pairs of runs") + "\n")
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
 
