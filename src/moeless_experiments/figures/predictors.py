@@ -66,17 +66,16 @@ def run(context: Context) -> Result:
     depth = 0
     for model in chosen_models(context):
         for distance in distances:
-            for trained_on in prompts[:1] if context.quick else prompts:
-                for tested_on in prompts:
-                    bench = open_bench(context, model, trained_on, tested_on, distance)
-                    depth = max(depth, bench.layers.stop)
-                    for name in _asked(bench, prompts[0]):
-                        context.progress(
-                            f"{model}, d = {distance}, {trained_on} → {tested_on}: {name}", 0, 1
-                        )
-                        rows += _rows(bench, name)
-                        if trained_on == prompts[0]:
-                            by_layer.append(_layer_row(bench, name))
+            for trained_on, tested_on in _pairs(context, prompts):
+                bench = open_bench(context, model, trained_on, tested_on, distance)
+                depth = max(depth, bench.layers.stop)
+                for name in _asked(bench, prompts[0]):
+                    context.progress(
+                        f"{model}, d = {distance}, {trained_on} → {tested_on}: {name}", 0, 1
+                    )
+                    rows += _rows(bench, name)
+                    if trained_on == prompts[0]:
+                        by_layer.append(_layer_row(bench, name))
     table = Table(name="figures", columns=_COLUMNS, rows=tuple(rows))
     wide = max(len(row) for row in by_layer)
     return Result(
@@ -105,6 +104,12 @@ def run(context: Context) -> Result:
             "depth": depth,
         },
     )
+
+
+def _pairs(context: Context, prompts: tuple[str, ...]) -> list[tuple[str, str]]:
+    """What is fitted to and what is asked about: the first source tells of all, others of them."""
+    same = [] if context.quick else [(other, other) for other in prompts[1:]]
+    return [(prompts[0], tested_on) for tested_on in prompts] + same
 
 
 def _asked(bench: PredictorBench, first: str) -> list[str]:
