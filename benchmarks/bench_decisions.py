@@ -3,13 +3,14 @@
 Run ``python benchmarks/bench_decisions.py``; it prints p50 and p99 in microseconds for several
 numbers of experts E and devices D, with 100,000 assignments a step whose shares drift. With
 ``--grow DIR`` it measures E and D up to 512 and writes ``decision_times.csv`` and a plot there.
-Give it one core: ``OMP_NUM_THREADS=1 taskset -c 0 python benchmarks/bench_decisions.py``.
+Times are CPU times of the deciding thread: what else the machine does counts only by what it
+takes of the caches. Give it one core: ``OMP_NUM_THREADS=1 taskset -c 0 python ...``.
 """
 
 import argparse
 import csv
 from pathlib import Path
-from time import perf_counter
+from time import thread_time
 
 import numpy as np
 from provenance import provenance
@@ -65,9 +66,9 @@ def measure(
     seconds: dict[str, list[float]] = {"plan": [], "split": [], "search": []}
 
     def timed(what, call):
-        start = perf_counter()
+        start = thread_time()
         result = call()
-        seconds[what].append(perf_counter() - start)
+        seconds[what].append(thread_time() - start)
         return result
 
     expected = np.ones(experts)
@@ -151,7 +152,7 @@ def grow(directory: Path, steps: int) -> None:
                 )
                 print(rows[-1], flush=True)
     with (directory / "decision_times.csv").open("w", newline="", encoding="utf-8") as file:
-        file.write(provenance("measured on one core") + "\n")
+        file.write(provenance("measured: CPU time of one thread") + "\n")
         writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
