@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from moeless.core.layer_cost import LayerCost
 from moeless.core.plan import CountArray
-from moeless.costs.fitting import fit_kernels
+from moeless.costs.fitting import KernelFit, fit_kernels
 from moeless_experiments.measured.layer_shape import LAYERS, LayerShape
 from moeless_experiments.measured.workers import Sample
 from moeless_experiments.measured.workload import IdArray
@@ -20,6 +20,8 @@ FloatArray = NDArray[np.float64]
 
 BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SKEWS: Final = (0.3, 1.0, 3.0)
+
+_LEAST_TOKEN_S: Final = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -132,7 +134,7 @@ def fit_linear(measured: Measured) -> LayerCost:
         tokens_N, touched_N = slowest_device(measured, *coefficients)
         fit = fit_kernels(tokens_N, touched_N, device_s_N)
         coefficients = (fit.base_s, fit.touch_s, fit.token_s)
-    return fit.layer_cost(transfer_s=transfer_s)
+    return as_cost(fit, transfer_s=transfer_s)
 
 
 def fit_devices(measured: Sequence[Measured]) -> LayerCost:
@@ -148,7 +150,22 @@ def fit_devices(measured: Sequence[Measured]) -> LayerCost:
         )
         for name in ("tokens_ND", "touched_ND", "busy_ND")
     )
-    return fit_kernels(tokens_N, touched_N, busy_s_N).layer_cost()
+    return as_cost(fit_kernels(tokens_N, touched_N, busy_s_N))
+
+
+def as_cost(fit: KernelFit, *, transfer_s: float = 0.0) -> LayerCost:
+    """The linear model of a fit, also where noise or tiny experts leave nothing for tokens.
+
+    Args:
+        fit: Coefficients.
+        transfer_s: Seconds per token, one way.
+    """
+    return LayerCost(
+        base_s=fit.base_s,
+        touch_s=fit.touch_s,
+        token_s=max(fit.token_s, _LEAST_TOKEN_S),
+        transfer_s=transfer_s,
+    )
 
 
 def write_linear(cost: LayerCost, file: Path, label: str) -> None:

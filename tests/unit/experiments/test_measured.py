@@ -175,6 +175,7 @@ def test_tables_and_findings_say_what_times_say():
     assert len(tables["ratios"].rows) == 6
     static, eplb, paper = ratio_findings(times, seed=0, intervals="steps", why="Because.")
     assert static.paper == "-43.19%"
+    assert static.verdict == "does not hold"
     assert "tiny -20" in static.ours or "tiny -19" in static.ours
     assert "20.0%" in static.why  # of 1.25, perfect balance takes a fifth
     assert eplb.paper == "-21.89%"
