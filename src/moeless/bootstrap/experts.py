@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from moeless.core.clock import SystemClock
 from moeless.core.model import ModelSpec
 from moeless.core.policy_set import PolicySet
 from moeless.core.ports import Clock
+from moeless.engines.transformers.gate_access import observed_layer_inputs
 from moeless.engines.transformers.loader import LoadedModel, attach_runtime
 from moeless.errors import BudgetError, ConfigError
 from moeless.functions.billing import GB
@@ -57,6 +59,7 @@ class ExpertsRuntime:
         invoker: How instances are reached.
         look_ahead: How their loads are expected.
         supervisor: The process we started, with the ``process`` invoker.
+        attached: Hooks in the model, beside the experts' own.
     """
 
     spec: ModelSpec
@@ -66,6 +69,7 @@ class ExpertsRuntime:
     invoker: Invoker
     look_ahead: LookAhead
     supervisor: SupervisorProcess | None
+    attached: ExitStack = field(default_factory=ExitStack)
 
     def snapshot(self) -> RuntimeSnapshot:
         """What the experts look like now. May be called from any thread.
@@ -119,6 +123,7 @@ class ExpertsRuntime:
 
     def close(self) -> None:
         """Stop everything that was started."""
+        self.attached.close()
         self.look_ahead.close()
         self.client.close()
         self.invoker.close()
@@ -165,6 +170,14 @@ def start_experts(
         look_ahead.close()
         raise
     attach_runtime(loaded, runtime.dispatcher)
+    forecast_first = look_ahead.forecast_first
+    if forecast_first is not None:
+        announce = runtime.dispatcher.announce_first_layers
+        runtime.attached.enter_context(
+            observed_layer_inputs(
+                loaded.model, [0], lambda _, x_TH: announce(forecast_first(x_TH))
+            )
+        )
     return runtime
 
 

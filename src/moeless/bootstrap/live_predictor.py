@@ -68,7 +68,8 @@ class LivePredictor:
         self._learning = LiveLearning(gates, distance, options or LiveOptions(), pause=self._pause)
         self._model, self._clock, self._sink, self._tell = model, clock, sink, tell
         self._predictor: TrainedPredictor = self._learning.predictor
-        self.sample = LiveSample(len(gates))
+        self._first_layers = self._learning.first_layers
+        self.sample = LiveSample(len(gates) + 1)
         self._distance = distance
         self._swaps = 0
         self._rest = 1.0 / share - 1.0
@@ -83,8 +84,23 @@ class LivePredictor:
 
     def forecast(self, layer: int, x_TH: torch.Tensor) -> ExpectedLoad | None:
         """A ``functions.dispatch.Forecast``."""
-        self.sample.note(layer, x_TH)
+        self.sample.note(layer + 1, x_TH)
         return expect(self._predictor, layer, x_TH)
+
+    def forecast_first(self, embedding_TH: torch.Tensor) -> dict[int, ExpectedLoad]:
+        """What is expected of the first d layers in the step that begins, by layer.
+
+        Args:
+            embedding_TH: What enters the model's first layer; not kept.
+        """
+        self.sample.note(0, embedding_TH)
+        first = self._first_layers
+        return {
+            layer: ExpectedLoad(load_E, first.errors[layer].mean_at(len(embedding_TH)))
+            if layer in first.errors
+            else ExpectedLoad(load_E)
+            for layer, load_E in first.predict(embedding_TH).items()
+        }
 
     def state(self) -> PredictorState:
         """What it is now."""
@@ -104,7 +120,11 @@ class LivePredictor:
         """Learn from what was noted; returns the swap that this led to, if any."""
         with torch.inference_mode():
             tokens_TLH = self.sample.take()
-            swap = None if tokens_TLH is None else self._learning.learn(tokens_TLH)
+            if tokens_TLH is None:
+                return None
+            # The embedding was noted first.
+            swap = self._learning.learn(tokens_TLH.roll(-1, dims=1))
+            self._first_layers = self._learning.first_layers
         if swap is None:
             return None
         self._predictor = swap.predictor

@@ -1,6 +1,6 @@
 """Builds what makes a served model's forecasts. Needs torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,12 +33,15 @@ class LookAhead:
         distance: d, layers that are looked ahead; 0 where nothing is forecast.
         forecast: Called on the token path; None where no layer can be seen ahead.
         state: What it is at this moment, for metrics.
+        forecast_first: From what enters the model's first layer [T, H] to what is expected of
+            layers that the forecast cannot see; None where nobody expects anything.
         close: Ends what runs in the background.
     """
 
     distance: int
     forecast: Forecast | None
     state: Callable[[], PredictorState]
+    forecast_first: Callable[[torch.Tensor], Mapping[int, ExpectedLoad]] | None = None
     close: Callable[[], None] = lambda: None
 
 
@@ -135,7 +138,13 @@ def _live(
         tell=tell,
     )
     live.start()
-    return LookAhead(distance=distance, forecast=live.forecast, state=live.state, close=live.close)
+    return LookAhead(
+        distance=distance,
+        forecast=live.forecast,
+        forecast_first=live.forecast_first,
+        state=live.state,
+        close=live.close,
+    )
 
 
 def _without_errors(predictor: LoadPredictor) -> Forecast:

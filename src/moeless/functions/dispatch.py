@@ -8,7 +8,7 @@ Needs torch.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -348,6 +348,21 @@ class ExpertDispatcher:
         self._judge_prediction(layer, count_E)
         board.actual_LE[layer] = count_E
         board.actual_step_L[layer] = self._step
+        self._client.announce_loads()
+
+    def announce_first_layers(self, expected: Mapping[int, ExpectedLoad]) -> None:
+        """Say what is expected of layers of the step that is about to begin, if anything.
+
+        Args:
+            expected: By MoE layer; before any of them runs.
+        """
+        if not expected or not self._client.wants_loads:
+            return
+        board = self._board
+        for layer, forecast in expected.items():
+            board.forecast_LE[layer] = forecast.load_E
+            board.forecast_error_L[layer] = forecast.error
+            board.forecast_step_L[layer] = self._step + 1
         self._client.announce_loads()
 
     def _judge_prediction(self, layer: int, count_E: CountArray) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from moeless.errors import ConfigError
 from moeless.learned.error_estimate import ErrorEstimate
 from moeless.learned.expected_shares import expected_shares, one_hot
+from moeless.learned.first_layers import FirstLayers, FirstLayersRidge, embedding_features
 from moeless.learned.gate_predictor import Gate
 from moeless.learned.judging import best_spread, judge_of, logit_error
 from moeless.learned.online_ridge import OnlineRidge, in_float32
@@ -22,6 +23,9 @@ from moeless.learned.scoring import choose
 from moeless.learned.trained_predictor import LayerModel, TrainedPredictor
 
 _log = logging.getLogger(__name__)
+
+_EMBEDDING = -1
+"""Stands for the embedding where a layer's gate input could stand."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +120,9 @@ class LiveLearning:
             self._gates[distance:], distance, hidden=gates[0].weight.shape[1]
         )
         """In use; copied gates at first. Replaced, never changed but for its error estimates."""
+        self.first_layers = FirstLayers({}, {}, {})
+        """Of the first d layers, as far as they beat the mean load; needs embeddings."""
+        self._first_ridge: FirstLayersRidge | None = None
         self._newest: list[Tensor] = []
         self._ridge: OnlineRidge | None = None
         self._fit_at_tokens = options.first_fit_tokens
@@ -134,7 +141,8 @@ class LiveLearning:
         """Take live tokens, the newest last.
 
         Args:
-            gate_input_TLH: What entered every layer's gate [T, L, H]; kept.
+            gate_input_TLH: What entered every layer's gate [T, L, H]; kept. With one entry more,
+                the last is the token's embedding, from which the first d layers are learnt.
 
         Returns:
             A better predictor, if this led to one; it is in use from now on.
@@ -163,6 +171,11 @@ class LiveLearning:
             )
         self._ridge.add(tokens_TLH)
         self._fitted_tokens += len(tokens_TLH)
+        if tokens_TLH.shape[1] > len(self._gates):
+            if self._first_ridge is None:
+                self._first_ridge = FirstLayersRidge(self._gates[: self._distance])
+            self._first_ridge.add(tokens_TLH[:, -1], tokens_TLH[:, : self._distance])
+            self._pause()
 
     def _choose_layers(self) -> list[int]:
         """Layers to fit: all that memory is enough for, the least accurate first."""
@@ -175,7 +188,7 @@ class LiveLearning:
         tokens = torch.cat(self._newest)
         accuracy = {}
         for layer in ahead:
-            truth = _LayerTruth(tokens, self._gates[layer], layer, self._distance)
+            truth = _LayerTruth(tokens, self._gates[layer], layer, layer - self._distance)
             accuracy[layer] = truth.score(self.predictor.models[layer - self._distance], 0.0)
             self._pause()
         _log.warning(
@@ -191,6 +204,8 @@ class LiveLearning:
         fitted, old = ridge.fit(), self.predictor
         held_out = torch.cat(self._newest)[-self.held_out_tokens :]
         middle = len(held_out) // 2
+        if self._first_ridge is not None:
+            self._replace_first(self._first_ridge, held_out[:middle], held_out[middle:])
         models: list[LayerModel] = []
         spreads, before, after = [], [], []
         errors: dict[int, ErrorEstimate] = {}
@@ -198,11 +213,11 @@ class LiveLearning:
         for layer, ahead in enumerate(range(self._distance, len(self._gates))):
             self._pause()
             gate, model, spread = self._gates[ahead], old.models[layer], old.spreads[layer]
-            truth = _LayerTruth(held_out[middle:], gate, ahead, self._distance)
+            truth = _LayerTruth(held_out[middle:], gate, ahead, layer)
             before.append(truth.score(model, spread))
             _note(old_errors, ahead, truth.error(model, spread))
             new = fitted.models[layer]
-            new_spread = _LayerTruth(held_out[:middle], gate, ahead, self._distance).spread(new)
+            new_spread = _LayerTruth(held_out[:middle], gate, ahead, layer).spread(new)
             after.append(truth.score(new, new_spread))
             if after[-1] > before[-1]:
                 model, spread = new, new_spread
@@ -227,23 +242,61 @@ class LiveLearning:
             accuracy_after=accuracy_after,
         )
 
+    def _replace_first(
+        self, ridge: FirstLayersRidge, deciding_TLH: Tensor, judged_TLH: Tensor
+    ) -> None:
+        """Take up the new gates of the first layers that are the best of what is known.
+
+        That is the new ones, those in use, or none: what looks back is at best about as good as
+        the mean load.
+        """
+        used, gates = self.first_layers, {}
+        spreads: dict[int, float] = {}
+        errors: dict[int, ErrorEstimate] = {}
+        for layer, new in enumerate(ridge.fit()):
+            self._pause()
+            decided = _LayerTruth(deciding_TLH, self._gates[layer], layer, _EMBEDDING)
+            truth = _LayerTruth(judged_TLH, self._gates[layer], layer, _EMBEDDING)
+            spread = decided.spread(new)
+            candidates = [(truth.score(new, spread), new, spread)]
+            if layer in used.gates:
+                known, sure = used.gates[layer], used.spreads[layer]
+                candidates.append((truth.score(known, sure), known, sure))
+            score, gate, spread = max(candidates, key=lambda candidate: candidate[0])
+            if score > truth.score_of_mean(decided.mean_E):
+                gates[layer], spreads[layer] = gate, spread
+                _note(errors, layer, truth.error(gate, spread))
+        self.first_layers = FirstLayers(gates, spreads, errors)
+
 
 class _LayerTruth:
     """What a layer chose for some tokens in the order of arrival, to hold predictions against.
 
     Args:
-        tokens_TLH: Gate inputs of all layers.
+        tokens_TLH: Gate inputs of all layers, and perhaps embeddings.
         gate: The layer's own gate.
         ahead: The layer.
-        distance: How many layers earlier it is predicted.
+        source: The layer whose gate input it is predicted from, or the embedding.
     """
 
-    def __init__(self, tokens_TLH: Tensor, gate: Gate, ahead: int, distance: int) -> None:
-        self._inputs_TH = tokens_TLH[:, ahead - distance].float()
+    def __init__(self, tokens_TLH: Tensor, gate: Gate, ahead: int, source: int) -> None:
+        inputs_TH = tokens_TLH[:, source]
+        self._inputs_TH = (
+            embedding_features(inputs_TH) if source == _EMBEDDING else inputs_TH.float()
+        )
         self._logits_TE = gate.logits(tokens_TLH[:, ahead].float())
         self._ids_TK = choose(self._logits_TE, gate.rule, gate.correction)
         self._true_TE = one_hot(self._ids_TK, len(gate.weight))
         self._judge = judge_of(_Consecutive(len(tokens_TLH)))
+
+    @property
+    def mean_E(self) -> Tensor:
+        """Mean share of each expert in a token [E]."""
+        return self._true_TE.mean(dim=0)
+
+    def score_of_mean(self, mean_E: Tensor) -> float:
+        """The score of expecting the same of every token."""
+        return self._judge.score(mean_E.expand_as(self._true_TE), self._true_TE)
 
     def score(self, model: LayerModel, spread: float) -> float:
         """Mean load accuracy over batches of several sizes."""

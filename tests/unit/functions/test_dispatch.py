@@ -341,6 +341,21 @@ def test_a_forecast_is_written_for_the_layer_it_is_for_and_judged_when_that_has_
     assert accuracy_L[1] == pytest.approx(1.0)
 
 
+def test_the_first_layers_of_a_step_can_be_announced_before_it_begins():
+    dispatcher, client, _ = make()
+    tokens = draw_tokens(10)
+    dispatcher.announce_first_layers({})
+    assert client.announced == 0
+    count_E = np.bincount(tokens[1].numpy().ravel(), minlength=EXPERTS)
+    dispatcher.announce_first_layers({0: ExpectedLoad(2.0 * count_E, 0.125)})
+    assert client.announced == 1
+    assert client.board.forecast_LE[0].tolist() == (2.0 * count_E).tolist()
+    assert client.board.forecast_error_L[0] == 0.125
+    assert client.board.forecast_step_L.tolist() == [1, 0]
+    dispatcher(0, *tokens)
+    assert dispatcher.stats.accuracy_L[0] == pytest.approx(1.0)
+
+
 def test_without_a_forecast_what_the_plan_was_made_for_is_judged_if_it_was_for_this_step():
     dispatcher, client, _ = make()
     tokens = draw_tokens(10)

@@ -186,3 +186,45 @@ class TestLearning:
     def test_a_distance_that_no_layer_has_is_refused(self, distance):
         with pytest.raises(ConfigError, match="use 1 to 3"):
             LiveLearning(draw_gates(), distance)
+
+
+class TestFirstLayers:
+    """Layers that no gate sees ahead are learnt from embeddings."""
+
+    @staticmethod
+    def with_embeddings(states_TLH, *, meaningless=False):
+        """The first layer's states, turned and of another length, as if they were embeddings."""
+        embedding_TH = 3.0 * states_TLH[:, 0].roll(1, dims=-1)
+        if meaningless:
+            embedding_TH = torch.randn(
+                embedding_TH.shape, generator=torch.Generator().manual_seed(len(states_TLH))
+            )
+        return torch.cat([states_TLH, embedding_TH[:, None]], dim=1)
+
+    def learn(self, *, meaningless=False, gates=None, topic=1.0):
+        learning = LiveLearning(gates or draw_gates(), 2, OPTIONS)
+        assert learning.first_layers.predict(torch.zeros(3, HIDDEN)) == {}
+        for seed in range(12):
+            states = draw_states(64, topic=topic, seed=seed)
+            learning.learn(self.with_embeddings(states, meaningless=meaningless))
+        return learning.first_layers
+
+    def test_their_loads_are_predicted_once_something_was_learnt(self):
+        gates = draw_gates()
+        first = self.learn(gates=gates)
+        fresh = draw_states(512, topic=1.0, seed=99)
+        expected = first.predict(self.with_embeddings(fresh)[:, -1])
+        assert sorted(expected) == [0, 1]
+        for layer, load_E in expected.items():
+            true_E = torch.bincount(
+                torch.topk(gates[layer].logits(fresh[:, layer]), 2, dim=1).indices.ravel(),
+                minlength=EXPERTS,
+            ).numpy()
+            assert load_E.sum() == pytest.approx(1024, rel=1e-4)
+            assert abs(load_E - true_E).sum() / 2 < 0.12 * 1024
+            assert 0.0 < first.errors[layer].mean_at(64) < 0.3
+
+    def test_embeddings_that_say_nothing_do_no_harm(self):
+        first = self.learn(meaningless=True, topic=0.0)
+        for error in first.errors.values():  # what chance leaves of 64 tokens
+            assert error.mean_at(64) < 0.2
