@@ -11,8 +11,16 @@ from moeless_experiments.figure import Experiment
 ALL: Final = "all"
 
 MODULES: Final[dict[str, str]] = {
+    "fig04": "moeless_experiments.figures.fig04",
+    "table1": "moeless_experiments.figures.table1",
+    "fig01": "moeless_experiments.figures.fig01",
+    "fig03": "moeless_experiments.figures.fig03",
     "fig06": "moeless_experiments.figures.fig06",
     "fig07": "moeless_experiments.figures.fig07",
+    "fig08": "moeless_experiments.figures.fig08",
+    "fig09": "moeless_experiments.figures.fig09",
+    "fig10": "moeless_experiments.figures.fig10",
+    "skew": "moeless_experiments.figures.skew",
     "fig11": "moeless_experiments.figures.fig11",
     "fig12": "moeless_experiments.figures.fig12",
     "table2": "moeless_experiments.figures.table2",

