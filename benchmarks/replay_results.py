@@ -1,6 +1,6 @@
 """The README's balance table, and every trace, time model and memory behind it.
 
-Run ``MOELESS_DATA_DIR=... python benchmarks/replay_results.py --out results``. It looks for
+Run ``MOELESS_DATA_DIR=... python benchmarks/replay_results.py --out results/replay``. It looks for
 ``routing/mixtral-8x7b_mmlu_requests.npz`` and ``arrivals/AzureLLMInferenceTrace_{conv,code}.csv``
 in that folder, and makes the traces of the demo models where ``--traces`` does not hold them
 (``demo_traces``). Every run is one ``moeless replay`` command, which is printed; all figures are
