@@ -78,7 +78,13 @@ def _calibrate(context: Context, emulator: DeviceEmulator, shape: LayerShape) ->
         for number, (step, shares) in enumerate(zip(steps, shares_NL, strict=True)):
             context.progress(f"{shape.name}: calibration", number, len(steps))
             for layer, share_ED in enumerate(shares):
-                samples.append([emulator.run_best(layer, step[layer], share_ED, _REPEATS)])
+                samples.append(
+                    [
+                        emulator.run_best(
+                            layer, step[layer], share_ED, _REPEATS, fleet=f"{devices} devices"
+                        )
+                    ]
+                )
         measured.append(summarise(steps, samples))
     return fit_devices(measured)
 
@@ -113,7 +119,7 @@ def _emulate(
         for policy in POLICIES[step % len(POLICIES) :] + POLICIES[: step % len(POLICIES)]:
             shares = replays[policy].share_SLED[step]
             row = [
-                emulator.run_best(layer, ids_TK, shares[layer], _REPEATS)
+                emulator.run_best(layer, ids_TK, shares[layer], _REPEATS, fleet=policy)
                 for layer, ids_TK in enumerate(ids_LTK)
             ]
             seconds[policy].append([sample.seconds for sample in row])
