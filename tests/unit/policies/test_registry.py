@@ -22,6 +22,7 @@ def offer(monkeypatch, name, value):
 def test_every_built_in_policy_can_be_made_by_name():
     options = {
         "fixed": {"seconds": 1.0},
+        "histogram": {"seconds": 1.0},
         "min_time": {"cost": LayerCost(token_s=1e-6)},
         "window": {"clock": SystemClock()},
     }
@@ -34,7 +35,7 @@ def test_the_built_in_names_are_pinned():
     assert PREDICTORS.names() == ("ewma", "previous", "window")
     assert PLANNERS.names() == ("eplb", "even_split", "moeless", "paper", "static", "swift")
     assert SPLITTERS.names() == ("even", "min_time", "slots")
-    assert KEEP_ALIVES.names() == ("fixed",)
+    assert KEEP_ALIVES.names() == ("fixed", "histogram")
 
 
 def test_options_reach_the_constructor():
