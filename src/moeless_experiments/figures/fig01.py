@@ -86,7 +86,8 @@ def run(context: Context) -> Result:
             f"and {largest[0]:.2f} times in the most unequal layer ({largest[1]}). Within one "
             f"batch it is {_span([each[4] for each in real])} times: what single batches add "
             "comes and goes with them, which is what placement by history cannot follow. "
-            "Power-law routing is synthetic, and more skewed than any recording here. Prompts are Chatbot Arena's and "
+            "Power-law routing is synthetic, and more skewed than any recording here. Prompts are "
+            "Chatbot Arena's, ShareGPT's and "
             "MMLU's in place of LMSYS-Chat-1M; our copy of the paper "
             "has the picture's caption but no number of it."
         ),
