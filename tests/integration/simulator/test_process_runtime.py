@@ -25,7 +25,7 @@ from moeless.core.events import Event, InstanceLoaded, PlanFailed, PlanMade, Rep
 from moeless.core.model import ModelSpec
 from moeless.costs.linear import LinearTime
 from moeless.engines.transformers.loader import load_engine_model
-from moeless.functions.dispatch import ExpertDispatcher
+from moeless.functions.dispatch import ExpectedLoad, ExpertDispatcher
 from moeless.functions.host import function_bytes
 from moeless.functions.load_report import devices_of_experts
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
@@ -152,7 +152,9 @@ def follow_trace(runtime, name, ids, forecast, path):
     now = {"step": 0}
 
     def look_ahead(layer, x_TH):
-        return forecast.expected_LE(now["step"])[layer + 1] if layer + 1 < LAYERS else None
+        if layer + 1 == LAYERS:
+            return None
+        return ExpectedLoad(forecast.expected_LE(now["step"])[layer + 1])
 
     policies = build_policies(
         policy_config(name), cost=serving_cost(spec.expert, ["cpu"] * DEVICES), clock=SystemClock()
