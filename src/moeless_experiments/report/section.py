@@ -98,9 +98,10 @@ def _figures(entry: Entry) -> Iterator[Markup]:
             )
             continue
         alt = f"Plot for {entry.id}. {caption} The numbers are in the CSV files below."
-        yield tag(
-            "figure", tag("img", src=source, alt=alt, loading="lazy"), tag("figcaption", caption)
-        )
+        image = tag("img", src=source, alt=alt, loading="lazy")
+        # On a phone it keeps a size at which its labels can be read, and scrolls.
+        frame = tag("div", image, class_="scroll", tabindex="0", role="region", aria_label=caption)
+        yield tag("figure", frame, tag("figcaption", caption))
 
 
 def _tables(entry: Entry) -> Markup:
