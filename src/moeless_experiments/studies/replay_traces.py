@@ -33,8 +33,15 @@ ROUTING_FILE: Final = "routing/mixtral-8x7b_mmlu_requests.npz"
 MIXTRAL, PHI, SCOUT = "mixtral-8x7b", "phi-3.5-moe", "llama-4-scout"
 
 _QUICK_STEPS, _DECODE_STEPS = 100, 600
+_DECODE_STEP_S: Final = 0.0625
+"""A binary fraction, so that every group of requests begins exactly on a step."""
+
 _STAY = 32
 """Steps that a request stays in a batch of fixed size."""
+
+SPARSE: Final = "sparse conversation"
+_THINNING = 50
+"""Of the conversation trace every fiftieth request: one in nine seconds, with pauses."""
 
 _ARRIVALS: Final = {
     "conversation": "arrivals/AzureLLMInferenceTrace_conv.csv",
@@ -197,7 +204,7 @@ def _recorded(context: Context, workload: Workload) -> tuple[RoutingTrace, int]:
         return whole, max(len(whole) - steps, 0)
     whole = compose_prefill(requests, arrivals, seed=context.seed)
     assert whole.time_s_N is not None
-    return whole, int(np.searchsorted(whole.time_s_N, busiest_start_s(arrivals)))
+    return whole, _first_step(context, workload, arrivals, whole.time_s_N)
 
 
 def _power_law(context: Context, workload: Workload) -> tuple[RoutingTrace, int]:
@@ -205,9 +212,11 @@ def _power_law(context: Context, workload: Workload) -> tuple[RoutingTrace, int]
     shape, exponent = shape_of(workload), workload.exponent
     assert exponent is not None
     arrivals = _arrivals_of(context, workload)
-    if workload.phase == "decode" or workload.batch is not None:
-        mine = compose_decode if workload.phase == "decode" else compose_prefill
-        whole = mine(read_requests(context), arrivals, seed=context.seed)
+    if workload.phase == "decode":
+        tokens_N, time_s_N = _decode_tokens(context, workload, arrivals)
+    elif workload.batch is not None:
+        whole = compose_prefill(read_requests(context), arrivals, seed=context.seed)
+        assert whole.time_s_N is not None
         tokens_N, time_s_N = whole.tokens_N.astype(np.int64), whole.time_s_N
     else:
         # Prompts have their own lengths here: nothing recorded has to fit them.
@@ -215,8 +224,7 @@ def _power_law(context: Context, workload: Workload) -> tuple[RoutingTrace, int]
         seconds_N, place_R = np.unique(second_R, return_inverse=True)
         tokens_N = np.bincount(place_R, weights=arrivals.prompt_tokens_R).astype(np.int64)
         time_s_N = seconds_N.astype(np.float64)
-    assert time_s_N is not None
-    start = int(np.searchsorted(time_s_N, busiest_start_s(arrivals)))
+    start = _first_step(context, workload, arrivals, time_s_N)
     begin = max(start - PEAK_S, 0)
     end = min(start + steps_of(context, workload), len(tokens_N))
     tokens_N, time_s_N = tokens_N[begin:end], time_s_N[begin:end]
@@ -246,7 +254,33 @@ def _power_law(context: Context, workload: Workload) -> tuple[RoutingTrace, int]
     return trace, start - begin
 
 
+def _first_step(
+    context: Context, workload: Workload, arrivals: Arrivals, time_s_N: NDArray[np.float64]
+) -> int:
+    """The busiest ten minutes begin here; where all are alike, the second half."""
+    if workload.batch is not None or workload.phase == "decode":
+        return min(steps_of(context, workload), len(time_s_N) // 2)
+    if workload.arrivals == SPARSE:
+        return len(time_s_N) // 10
+    return int(np.searchsorted(time_s_N, busiest_start_s(arrivals)))
+
+
+def _decode_tokens(
+    context: Context, workload: Workload, arrivals: Arrivals
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    steps = 2 * steps_of(context, workload)
+    if workload.batch is not None:
+        tokens_N = np.full(steps, workload.batch, dtype=np.int64)
+        return tokens_N, np.arange(steps, dtype=np.float64) * _DECODE_STEP_S
+    peak = _between(arrivals, busiest_start_s(arrivals), PEAK_S)
+    whole = compose_decode(read_requests(context), peak, seed=context.seed, max_steps=steps)
+    assert whole.time_s_N is not None
+    return whole.tokens_N.astype(np.int64), whole.time_s_N
+
+
 def _arrivals_of(context: Context, workload: Workload) -> Arrivals:
+    if workload.batch is None and workload.arrivals == SPARSE:
+        return _thin(read_azure(context))
     if workload.batch is None:
         return read_azure(context, workload.arrivals)
     steps = steps_of(context, workload)
@@ -262,8 +296,12 @@ def _arrivals_of(context: Context, workload: Workload) -> Arrivals:
     return Arrivals(time_s_R=time_s_R, prompt_tokens_R=count_R, generated_tokens_R=count_R)
 
 
-_DECODE_STEP_S: Final = 0.0625
-"""A binary fraction, so that every group begins exactly on a step."""
+def _thin(arrivals: Arrivals) -> Arrivals:
+    return Arrivals(
+        time_s_R=arrivals.time_s_R[::_THINNING],
+        prompt_tokens_R=arrivals.prompt_tokens_R[::_THINNING],
+        generated_tokens_R=arrivals.generated_tokens_R[::_THINNING],
+    )
 
 
 def _between(arrivals: Arrivals, start_s: float, span_s: float) -> Arrivals:
