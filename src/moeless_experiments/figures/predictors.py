@@ -19,6 +19,7 @@ from moeless_experiments.studies.predictor_bench import (
     open_bench,
 )
 from moeless_experiments.studies.predictor_kinds import (
+    FINETUNE,
     FINETUNE_80,
     FINETUNE_95,
     GATE,
@@ -29,8 +30,8 @@ from moeless_experiments.studies.predictor_kinds import (
 )
 
 _DISTANCES, _QUICK_DISTANCES = (1, 2, 3, 4, 5), (1, 3)
-MLP_DISTANCES = (1, 3, 5)
-"""Perceptrons take minutes each."""
+SLOW_DISTANCES = (1, 3, 5)
+"""At which perceptrons, and gates fine-tuned in all layers, are asked."""
 
 _FIGURES = (
     "load_accuracy",
@@ -98,7 +99,7 @@ def run(context: Context) -> Result:
         interpretation=_interpret(table, distances),
         config={
             "distances": list(distances),
-            "mlp_distances": list(MLP_DISTANCES),
+            "slow_distances": list(SLOW_DISTANCES),
             "tokens": tokens_of(context),
             "views": [str(view) for view in VIEWS],
             "depth": depth,
@@ -113,9 +114,13 @@ def _pairs(context: Context, prompts: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def _asked(bench: PredictorBench, first: str) -> list[str]:
-    """Perceptrons are trained on one source, and not at every distance."""
-    slow = bench.trained_on != first or bench.distance not in MLP_DISTANCES
-    return [name for name in bench.names() if not (slow and name == MLP)]
+    """What descends is slow: it is fitted to one source, in all layers not at every distance."""
+    names = bench.names()
+    if bench.trained_on != first:
+        slow: tuple[str, ...] = (MLP, FINETUNE, FINETUNE_80, FINETUNE_95)
+    else:
+        slow = () if bench.distance in SLOW_DISTANCES else (MLP, FINETUNE)
+    return [name for name in names if name not in slow]
 
 
 def _rows(bench: PredictorBench, name: str) -> list[tuple[Cell, ...]]:
