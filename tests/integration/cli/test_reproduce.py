@@ -45,7 +45,7 @@ def test_what_there_is_can_be_listed(capfd):
 def test_an_unknown_figure_is_refused_in_one_line(tmp_path, capfd):
     assert run(["reproduce", "fig99", "--out", str(tmp_path / "out")]) == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert "no experiment 'fig99'; use fig06" in line
+    assert "no experiment 'fig99'; use fig01" in line
     assert not (tmp_path / "out").exists()
 
 
