@@ -73,7 +73,7 @@ def main_table(name: str, found: Found) -> Table:
     )
 
 
-def cdf_table(name: str, found: Found, points: int = 101) -> Table:
+def cdf_table(name: str, found: Found, points: int = 41) -> Table:
     """The distribution of layer times by percentile."""
     shares = np.linspace(0, 100, points)
     rows: list[tuple[Cell, ...]] = []

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,9 @@ pytest.importorskip("matplotlib")
 
 from fakes.gate_recordings import draw_gates, record_tokens
 from moeless.cli.main import moeless, run
+from moeless.workloads.prompts import DATA_DIR_VARIABLE
+from moeless.workloads.routing_trace import write_trace
+from moeless.workloads.synthetic import TraceSize, power_law
 from moeless_experiments.context import Context
 from moeless_experiments.studies.forecast_replays import Setting, make_trace, replay
 from moeless_experiments.studies.predictor_bench import SMALL_BATCHES
@@ -122,3 +126,33 @@ def test_a_trace_with_forecasts_is_replayed(tmp_path, shards):
     found = replay(context, trace, "recorded", [setting], distance=1, expert_shape="4096x14336")
     assert list(found) == [setting]
     assert 1.0 <= found[setting]["straggler_ratio"]["mean"] < 2.0
+
+
+@pytest.fixture(scope="module")
+def small_data(tmp_path_factory):
+    """The public data's files, with few requests through two layers."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "routing").mkdir()
+    (folder / "arrivals").mkdir()
+    size = TraceSize(num_layers=2, num_experts=8, top_k=2, steps=20, tokens=64)
+    trace = power_law(size, 1)
+    meta = replace(trace.meta, model="mixtral-8x7b", unit="requests")
+    requests = replace(trace, meta=meta, time_s_N=None)
+    write_trace(requests, folder / "routing" / "mixtral-8x7b_mmlu_requests.npz")
+    rows = [f"2023-11-16 18:{n // 60:02d}:{n % 60:02d}.0,100,10" for n in range(1000)]
+    csv_file = folder / "arrivals" / "AzureLLMInferenceTrace_conv.csv"
+    csv_file.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    return folder
+
+
+def test_a_simulated_figure_is_the_same_bytes_for_the_same_seed(tmp_path, small_data, monkeypatch):
+    monkeypatch.setenv(DATA_DIR_VARIABLE, str(small_data))
+    found = {}
+    for name, seed in (("first", 7), ("again", 7), ("other", 8)):
+        # Each run has a cache of its own, so that nothing is only read back.
+        monkeypatch.setenv("MOELESS_CACHE_DIR", str(tmp_path / f"cache-{name}"))
+        command = ["reproduce", "pauses", "--quick", "--threads", "1", "--seed", str(seed)]
+        assert run([*command, "--out", str(tmp_path / name)]) == 0
+        found[name] = (tmp_path / name / "pauses" / "sweep.csv").read_bytes()
+    assert found["first"] == found["again"]
+    assert found["first"] != found["other"]
