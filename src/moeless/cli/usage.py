@@ -13,7 +13,7 @@ from rich.table import Table
 
 from moeless.errors import ConfigError
 from moeless.telemetry.ledger.file import open_ledger
-from moeless.telemetry.ledger.usage import UsageTable, read_usage
+from moeless.telemetry.ledger.usage import Grouping, UsageTable, read_usage
 from moeless.telemetry.ledger.writer import unix_now_s
 
 _AGO = re.compile(r"(\d{1,6})\s*([smhd])")
@@ -82,7 +82,7 @@ class Moment(click.ParamType[float]):
 )
 def usage(
     ledger: Path,
-    by: str,
+    by: Grouping,
     since: float | None,
     until: float | None,
     output_format: str,
@@ -100,7 +100,7 @@ def usage(
         raise ConfigError("--format parquet cannot be shown: name a file with --out")
     connection = open_ledger(ledger, create=False)
     try:
-        table = read_usage(connection, by=by, since_s=since, until_s=until)  # type: ignore[arg-type]
+        table = read_usage(connection, by=by, since_s=since, until_s=until)
     finally:
         connection.close()
     try:

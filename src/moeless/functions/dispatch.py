@@ -137,6 +137,7 @@ class ExpertDispatcher:
         self._scores_input = spec.expert.score_on == "input"
         self._piece_rows = invoker.max_rows // (spec.top_k if self._scores_input else 1) or 1
         self._last_layer = spec.num_layers
+        self._narrow_dtype = np.min_scalar_type(spec.num_experts - 1)
         self._step = 0
         self._observer: ChoiceObserver | None = None
         self._unannounced: tuple[int, CountArray, torch.Tensor] | None = None
@@ -273,7 +274,7 @@ class ExpertDispatcher:
         """Expert ids as numbers so small that sorting them takes one pass or two."""
         if len(ids_S) < _NARROW_FROM:
             return ids_S
-        return ids_S.astype(np.min_scalar_type(self._spec.num_experts - 1))
+        return ids_S.astype(self._narrow_dtype)
 
     def _record(self, layer: int, count_E: CountArray, share_ED: CountArray) -> None:
         used_ED = share_ED.astype(np.bool_)

@@ -17,7 +17,7 @@ from moeless.server.errors import ApiError, ClientGoneError
 from moeless.server.gate import GateMiddleware, open_accounts
 from moeless.server.live import LiveFeed
 from moeless.server.metrics import ServerMetrics
-from moeless.server.openapi import describe
+from moeless.server.openapi import DescribedApp
 from moeless.server.routes import dashboard, generation, models, operations
 from moeless.server.settings import ServerSettings
 from moeless.server.state import ServerState
@@ -70,7 +70,9 @@ def create_app(
         yield
         tokenizer.close()
 
-    app = FastAPI(
+    app = DescribedApp(
+        model_ids=[engine.model_id],
+        with_keys=bool(settings.api_keys),
         title="MoEless",
         description="Serverless expert serving behind OpenAI's API.",
         version=__version__,
@@ -88,9 +90,6 @@ def create_app(
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_middleware(GateMiddleware, settings=settings, accounts=state.accounts, metrics=metrics)
     app.add_middleware(EdgeMiddleware, metrics=metrics, settings=settings, tracing=tracing)
-    app.openapi = lambda: describe(  # type: ignore[method-assign]
-        app, model_ids=[engine.model_id], with_keys=bool(settings.api_keys)
-    )
     return app
 
 

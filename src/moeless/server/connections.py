@@ -8,7 +8,7 @@ import http
 import resource
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -100,9 +100,9 @@ class GuardedProtocol(H11Protocol):
         """No request is being answered; what comes counts for the next one, or is discarded."""
         return self.cycle is None or self.cycle.response_complete
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a new connection if there is, or can be made, room for it."""
-        super().connection_made(transport)
+        super().connection_made(cast("asyncio.Transport", transport))
         if len(self.connections) <= self._guard.max_connections:
             return
         if not self._guard.make_room(each for each in self.connections if each is not self):

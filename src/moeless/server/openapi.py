@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from moeless.server.schemas import answers
 from moeless.server.schemas.chat import ChatBody
@@ -82,6 +82,24 @@ def generation_responses(answer: type[BaseModel]) -> dict[int | str, dict[str, A
     return responses
 
 
+class DescribedApp(FastAPI):
+    """An application whose document is the one of ``describe``.
+
+    Args:
+        model_ids: The models that are served.
+        with_keys: Whether requests need a key.
+        options: FastAPI's own.
+    """
+
+    def __init__(self, *, model_ids: Sequence[str], with_keys: bool, **options: Any) -> None:
+        self._model_ids, self._with_keys = model_ids, with_keys
+        super().__init__(**options)
+
+    def openapi(self) -> dict[str, Any]:
+        """The document; made once."""
+        return describe(self, model_ids=self._model_ids, with_keys=self._with_keys)
+
+
 def describe(app: FastAPI, *, model_ids: Sequence[str], with_keys: bool) -> dict[str, Any]:
     """The document of ``app``.
 
@@ -99,9 +117,7 @@ def describe(app: FastAPI, *, model_ids: Sequence[str], with_keys: bool) -> dict
         )
         components = document.setdefault("components", {})
         schemas = components.setdefault("schemas", {})
-        for models, mode in ((_BODIES, "validation"), (_ANSWERS, "serialization")):
-            _, made = models_json_schema([(each, mode) for each in models], ref_template=_REF)  # type: ignore[misc]
-            schemas.update(made["$defs"])
+        schemas.update(_shapes(_BODIES, "validation") | _shapes(_ANSWERS, "serialization"))
         for body in _BODIES:
             schemas[body.__name__]["properties"]["model"]["enum"] = list(model_ids)
         for path in document["paths"].values():
@@ -113,6 +129,13 @@ def describe(app: FastAPI, *, model_ids: Sequence[str], with_keys: bool) -> dict
             components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _shapes(models: Sequence[type[BaseModel]], mode: JsonSchemaMode) -> dict[str, Any]:
+    """The schemas of models, and of what they are made of, by name."""
+    _, made = models_json_schema([(each, mode) for each in models], ref_template=_REF)
+    found: dict[str, Any] = made["$defs"]
+    return found
 
 
 def _json(model: type[BaseModel]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import numpy as np
 from moeless_experiments.context import Context
 from moeless_experiments.demo_models import chosen_models
 from moeless_experiments.figure import Experiment, Finding, Plot, Result, Table, Verdict
-from moeless_experiments.plotting import COLOURS, grid
+from moeless_experiments.plotting import COLOURS, accuracy_by_distance
 from moeless_experiments.recordings import available_prompts, tokens_of
 from moeless_experiments.studies.predictor_bench import LONG_PROMPTS, open_bench
 from moeless_experiments.studies.predictor_kinds import (
@@ -138,18 +138,12 @@ def _interpret(points: Sequence[_Point], distances: Sequence[int]) -> str:
 
 
 def _draw(figure: Any, points: Sequence[_Point]) -> None:
-    models = list(dict.fromkeys(p.model for p in points))
-    for panel, model in zip(grid(figure, len(models)), models, strict=True):
+    panels: dict[str, dict[str, dict[int, float]]] = {}
+    for model in dict.fromkeys(p.model for p in points):
         own = [p for p in points if p.model == model]
         distances = sorted({p.distance for p in own})
-        for name in _NAMES:
-            colour, style = _STYLES[name]
-            values = [_mean(own, name, distance) for distance in distances]
-            panel.plot(distances, values, style, color=colour, marker=".", label=name)
-        panel.set(title=model, xlabel="prediction distance d", ylabel="mean load accuracy")
-        panel.set_xticks(distances)
-        panel.grid(alpha=0.3)
-    panel.legend(fontsize="small")
+        panels[model] = {name: {d: _mean(own, name, d) for d in distances} for name in _NAMES}
+    accuracy_by_distance(figure, panels, _STYLES)
 
 
 EXPERIMENT = Experiment(

@@ -79,11 +79,11 @@ def _findings(entry: Entry) -> Markup:
         for each in findings
     ]
     columns = ("What", "Paper", "Ours", "Why they differ")
-    if all(not each.get("why") for each in findings):
-        rows, columns = [row[:3] for row in rows], columns[:3]  # type: ignore[assignment,misc]
-    return join(
-        tag("h3", "Findings"), cards(f"{entry.id}: the paper's numbers and ours", columns, rows)
+    shown = 4 if any(each.get("why") for each in findings) else 3
+    table = cards(
+        f"{entry.id}: the paper's numbers and ours", columns[:shown], [row[:shown] for row in rows]
     )
+    return join(tag("h3", "Findings"), table)
 
 
 def _figures(entry: Entry) -> Iterator[Markup]:

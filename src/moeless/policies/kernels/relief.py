@@ -40,7 +40,7 @@ def _exit_saving(d, touched_D, price_XD):
 
 
 @compiled("void(int64, int64, int64, int64, int64[:, ::1], int64[::1], int64[::1])")
-def _move(expert, source, target, amount, tokens_ED, load_D, touched_D):
+def move_tokens(expert, source, target, amount, tokens_ED, load_D, touched_D):
     """Move tokens of one expert from one device to another."""
     if tokens_ED[expert, target] == 0:
         touched_D[target] += 1
@@ -112,7 +112,7 @@ def _relieve_directly(
                 best, best_e, best_d, best_n = after, np.int64(e), np.int64(d), n
     if best_e < 0:
         return 0
-    _move(best_e, slowest, best_d, best_n, tokens_ED, load_D, touched_D)
+    move_tokens(best_e, slowest, best_d, best_n, tokens_ED, load_D, touched_D)
     return 1
 
 
@@ -208,8 +208,8 @@ def _relieve_by_chain(
                             e2, d2, n2 = np.int64(f), np.int64(w), p
     if e1 < 0:
         return 0
-    _move(e1, slowest, d1, n1, tokens_ED, load_D, touched_D)
-    _move(e2, d1, d2, n2, tokens_ED, load_D, touched_D)
+    move_tokens(e1, slowest, d1, n1, tokens_ED, load_D, touched_D)
+    move_tokens(e2, d1, d2, n2, tokens_ED, load_D, touched_D)
     return 1
 
 

@@ -2,10 +2,8 @@
 
 A set is judged by what the splitter makes of recent loads (``set_judge``). A single change adds a
 replica, moves one (drops one and adds another), or lets two experts exchange devices. Candidates
-are led by the split's own bottlenecks: where touching an expert is free and the fullest device u
-cannot be relieved, the devices that a search from u reaches form an island that holds too much,
-and only a link from the island to a device outside helps; where touching has a price, links that
-start at u or one hop away are tried. Drops are taken from the replicas that carried least.
+are led by the split's own bottlenecks (``set_survey``): links that would have relieved the slowest
+device are tried first, and drops are taken from the replicas that carried least.
 
 Where touching has a price a split takes long, so candidates are first judged from the splits that
 are known, and only the most promising ones as the token path would.
@@ -17,132 +15,27 @@ know what a replica costs to load; ``moeless`` sets the price.
 import numpy as np
 
 from moeless.policies.kernels.compiled import compiled
-from moeless.policies.kernels.seats import fill_seats
 from moeless.policies.kernels.set_judge import (
     TAIL_WEIGHT,
     penalty_near,
     set_penalty,
     split_loads,
 )
+from moeless.policies.kernels.set_survey import least_used, survey_set
 
 _SHORTLIST = 4
 """Candidates that are judged as the token path would where judging all of them takes too long."""
 
 
-@compiled(
-    "void(int64, int64[:, ::1], int32[:, ::1], int32[::1], int32[:, ::1], int32[::1], int64,"
-    " boolean[::1])"
-)
-def _find_island(start, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, max_hops, island_D):
-    """Mark the devices to which tokens of the start could be passed on, hop by hop."""
-    devices = len(island_D)
-    queue = np.empty(devices, np.int32)
-    hops = np.empty(devices, np.int64)
-    island_D[:] = False
-    island_D[start] = True
-    queue[0] = start
-    hops[0] = 0
-    head, tail = 0, 1
-    while head < tail:
-        a = queue[head]
-        depth = hops[head]
-        head += 1
-        if depth >= max_hops:
-            continue
-        for i in range(guests_D[a]):
-            e = guest_DE[a, i]
-            if tokens_ED[e, a] == 0:
-                continue
-            for j in range(seats_E[e]):
-                b = seat_ED[e, j]
-                if not island_D[b]:
-                    island_D[b] = True
-                    queue[tail] = b
-                    hops[tail] = depth + 1
-                    tail += 1
-
-
-@compiled(
-    "void(int64[:, ::1], float64[::1], uint8[:, ::1], float64[:, ::1], int64[:, :, ::1],"
-    " float64[::1], float64[:, ::1], float64[:, ::1])"
-)
-def _survey(load_NE, weight_N, replicas_ED, price_XD, known_NED, bound_N, usage_ED, relief_ED):
-    """What each replica carried, and what each missing link could have carried.
-
-    Args:
-        load_NE: Loads, int64 [N, E].
-        weight_N: Their weights.
-        replicas_ED: The set, uint8 [E, D]; every expert with tokens has a replica.
-        price_XD: What each device takes, see ``core.layer_cost.LayerCost.price_XD``.
-        known_NED: Splits of the loads over the set, int64 [N, E, D].
-        bound_N: Lower bound of each load, in tokens.
-        usage_ED: Result: share of the bound that each replica carried, float64 [E, D].
-        relief_ED: Result: what a replica here could have taken off the slowest device.
-    """
-    experts, devices = replicas_ED.shape
-    seat_ED = np.empty((experts, devices), np.int32)
-    seats_E = np.empty(experts, np.int32)
-    guest_DE = np.empty((devices, experts), np.int32)
-    guests_D = np.empty(devices, np.int32)
-    island_D = np.empty(devices, np.bool_)
-    time_D = np.empty(devices)
-    usage_ED[:] = 0.0
-    relief_ED[:] = 0.0
-    touch_D, token_D = price_XD[1], price_XD[2]
-    exact = not touch_D.any()
-    max_hops = devices if exact else 1
-    for n in range(len(load_NE)):
-        bound = bound_N[n]
-        if bound == 0.0:
-            continue
-        tokens_ED = known_NED[n]
-        fill_seats(load_NE[n], replicas_ED, seat_ED, seats_E, guest_DE, guests_D)
-        scale = weight_N[n] / bound
-        time_D[:] = 0.0
-        for e in range(experts):
-            for j in range(seats_E[e]):
-                d = seat_ED[e, j]
-                if tokens_ED[e, d] > 0:
-                    spent = touch_D[d] + token_D[d] * tokens_ED[e, d]
-                    if time_D[d] == 0.0:
-                        time_D[d] = price_XD[0, d]
-                    time_D[d] += spent
-                    usage_ED[e, d] += scale * spent
-        slowest = np.argmax(time_D)
-        most = time_D[slowest]
-        excess = most / bound - 1.0
-        if excess <= 0.0:
-            continue
-        _find_island(slowest, tokens_ED, seat_ED, seats_E, guest_DE, guests_D, max_hops, island_D)
-        urgency = scale * (1.0 + 2.0 * TAIL_WEIGHT * excess)
-        for e in range(experts):
-            held = np.int64(0)
-            for j in range(seats_E[e]):
-                if island_D[seat_ED[e, j]]:
-                    held += tokens_ED[e, seat_ED[e, j]]
-            if held == 0:
-                continue
-            for d in range(devices):
-                room = most - time_D[d] - touch_D[d]
-                if time_D[d] == 0.0:
-                    room -= price_XD[0, d]
-                if replicas_ED[e, d] == 0 and room > token_D[d] and not (exact and island_D[d]):
-                    relief_ED[e, d] += urgency * min(touch_D[d] + token_D[d] * held, room)
-
-
-@compiled("int64(uint8[:, ::1], float64[:, ::1], int64[::1])")
-def _least_used(replicas_ED, usage_ED, place_N):
-    """List the replicas, the least used first, as expert x D + device; returns how many."""
-    experts, devices = replicas_ED.shape
-    n = 0
-    for e in range(experts):
-        for d in range(devices):
-            if replicas_ED[e, d] != 0:
-                place_N[n] = e * devices + d
-                n += 1
-    flat = usage_ED.ravel()
-    place_N[:n] = place_N[:n][np.argsort(flat[place_N[:n]], kind="mergesort")]
-    return n
+@compiled("void(uint8[:, ::1], int64[:, ::1], boolean)")
+def _apply(replicas_ED, change, forth):
+    """Make a change, or take it back."""
+    for i in range(len(change)):
+        if change[i, 0] >= 0:
+            replicas_ED[change[i, 0], change[i, 1]] = 0 if forth else 1
+    for i in range(len(change)):
+        if change[i, 2] >= 0:
+            replicas_ED[change[i, 2], change[i, 3]] = 1 if forth else 0
 
 
 @compiled(
@@ -162,23 +55,31 @@ def _trial(
     few_stop,
     stop,
 ):
-    """Penalty of a candidate, about; infinity or more than ``stop`` where it is no better."""
+    """Penalty of the set after a change, about; the set is as it was on return.
+
+    Returns:
+        The penalty; infinity or more than ``stop`` where it is no better.
+    """
+    _apply(replicas_ED, change, True)
     if not price_XD[1].any():
-        return set_penalty(load_NE, weight_N, replicas_ED, price_XD, TAIL_WEIGHT, stop)
-    return penalty_near(
-        load_NE,
-        weight_N,
-        replicas_ED,
-        price_XD,
-        known_NED,
-        excess_N,
-        bound_N,
-        change,
-        few,
-        few_stop,
-        TAIL_WEIGHT,
-        stop,
-    )
+        cost = set_penalty(load_NE, weight_N, replicas_ED, price_XD, TAIL_WEIGHT, stop)
+    else:
+        cost = penalty_near(
+            load_NE,
+            weight_N,
+            replicas_ED,
+            price_XD,
+            known_NED,
+            excess_N,
+            bound_N,
+            change,
+            few,
+            few_stop,
+            TAIL_WEIGHT,
+            stop,
+        )
+    _apply(replicas_ED, change, False)
+    return cost
 
 
 @compiled("void(float64, int64[:, ::1], float64[::1], int64[:, :, ::1])")
@@ -191,17 +92,6 @@ def _shortlist(cost, change, cost_X, change_XCM):
         i -= 1
     cost_X[i] = cost
     change_XCM[i] = change
-
-
-@compiled("void(uint8[:, ::1], int64[:, ::1], boolean)")
-def _apply(replicas_ED, change, forth):
-    """Make a change, or take it back."""
-    for i in range(len(change)):
-        if change[i, 0] >= 0:
-            replicas_ED[change[i, 0], change[i, 1]] = 0 if forth else 1
-    for i in range(len(change)):
-        if change[i, 2] >= 0:
-            replicas_ED[change[i, 2], change[i, 3]] = 1 if forth else 0
 
 
 @compiled(
@@ -269,7 +159,7 @@ def best_change(
         few_stop += weight_N[n] * excess_N[n] * (1.0 + TAIL_WEIGHT * excess_N[n])
     usage_ED = np.empty((experts, devices))
     relief_ED = np.empty((experts, devices))
-    _survey(load_NE, weight_N, replicas_ED, price_XD, known_NED, bound_N, usage_ED, relief_ED)
+    survey_set(load_NE, weight_N, replicas_ED, price_XD, known_NED, bound_N, usage_ED, relief_ED)
     copies_E = np.zeros(experts, np.int64)
     held_D = np.zeros(devices, np.int64)
     for e in range(experts):
@@ -278,7 +168,7 @@ def best_change(
                 copies_E[e] += 1
                 held_D[d] += 1
     drops = np.empty(experts * devices, np.int64)
-    total = _least_used(replicas_ED, usage_ED, drops)
+    total = least_used(replicas_ED, usage_ED, drops)
     adds = np.argsort((-relief_ED).ravel(), kind="mergesort")
     # Penalty and price of the best changes so far.
     kept = 1 if exact else _SHORTLIST
@@ -296,7 +186,6 @@ def best_change(
         worth = True
         if room or not exact:
             # What does not pay even as one more replica need not be tried in place of another.
-            _apply(replicas_ED, trial, True)
             cost = price + _trial(
                 load_NE,
                 weight_N,
@@ -310,7 +199,6 @@ def best_change(
                 few_stop,
                 cost_X[-1] - price,
             )
-            _apply(replicas_ED, trial, False)
             worth = cost < cost_X[-1]
             if room and worth:
                 _shortlist(cost, trial, cost_X, change_XCM)
@@ -323,7 +211,6 @@ def best_change(
                 if d0 != d1 and held_D[d1] >= capacity_D[d1]:
                     continue
                 trial[0, 0], trial[0, 1] = e0, d0
-                _apply(replicas_ED, trial, True)
                 cost = price + _trial(
                     load_NE,
                     weight_N,
@@ -337,7 +224,6 @@ def best_change(
                     few_stop,
                     cost_X[-1] - price,
                 )
-                _apply(replicas_ED, trial, False)
                 if cost < cost_X[-1]:
                     _shortlist(cost, trial, cost_X, change_XCM)
                 tried += 1
@@ -353,7 +239,6 @@ def best_change(
                 exchanges += 1
                 trial[0, 0], trial[0, 1], trial[0, 2], trial[0, 3] = e1, d0, e1, d1
                 trial[1, 0], trial[1, 1], trial[1, 2], trial[1, 3] = e0, d1, e0, d0
-                _apply(replicas_ED, trial, True)
                 cost = 2.0 * price + _trial(
                     load_NE,
                     weight_N,
@@ -367,7 +252,6 @@ def best_change(
                     few_stop,
                     cost_X[-1] - 2.0 * price,
                 )
-                _apply(replicas_ED, trial, False)
                 if cost < cost_X[-1]:
                     _shortlist(cost, trial, cost_X, change_XCM)
     if exact:
@@ -417,7 +301,7 @@ def cheapest_drop(load_NE, weight_N, replicas_ED, price_XD, limit, drop):
     )
     usage_ED = np.empty((experts, devices))
     relief_ED = np.empty((experts, devices))
-    _survey(load_NE, weight_N, replicas_ED, price_XD, known_NED, bound_N, usage_ED, relief_ED)
+    survey_set(load_NE, weight_N, replicas_ED, price_XD, known_NED, bound_N, usage_ED, relief_ED)
     best = limit
     order = np.argsort(usage_ED.ravel(), kind="mergesort")
     tried = 0

@@ -13,7 +13,7 @@ import numpy as np
 
 from moeless.policies.kernels.compiled import compiled
 from moeless.policies.kernels.fixed_charge import GOOD_ENOUGH, min_time_split
-from moeless.policies.kernels.relief import device_time, entry_price, improve_split
+from moeless.policies.kernels.relief import device_time, entry_price, improve_split, move_tokens
 from moeless.policies.kernels.seats import fill_seats
 from moeless.policies.kernels.token_flow import order_by_count
 from moeless.policies.kernels.uneven import time_bound
@@ -120,13 +120,7 @@ def _pass_on(expert, source, seat_ED, seats_E, tokens_ED, load_D, touched_D, pri
             best, target = t, np.int64(d)
     if target < 0:
         return -1
-    if tokens_ED[expert, target] == 0:
-        touched_D[target] += 1
-    tokens_ED[expert, source] = 0
-    tokens_ED[expert, target] += held
-    touched_D[source] -= 1
-    load_D[source] -= held
-    load_D[target] += held
+    move_tokens(expert, source, target, held, tokens_ED, load_D, touched_D)
     return 0
 
 
