@@ -92,10 +92,10 @@ def _interpret(study: list[EmulatedTimes], times: list[Times], seed: int) -> str
     )
     if slower:
         text += (
-            f"\n\nThe default is slower than static placement on {', '.join(slower)}: small "
-            "experts are computed as one padded block for all experts of a device, whose time is "
-            "that of the largest expert times their number. The linear time model, by which the "
-            "default decides, does not know that, and is further off there."
+            f"\n\nThe default is slower than static placement on {', '.join(slower)}. "
+            "Probably because small experts are computed as one padded block for all experts of a "
+            "device, whose time is that of the largest expert times their number: the linear time "
+            "model, by which the default decides, does not know that. It was not isolated."
         )
     return text
 
