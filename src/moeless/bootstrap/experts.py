@@ -111,6 +111,7 @@ class ExpertsRuntime:
             gb_s=GbSeconds(**{name: sum(values) for name, values in gb_s_L.items()}),
             gb_s_L={name: tuple(values) for name, values in gb_s_L.items()},
             worker_restarts_D=tuple(report["worker_restarts"]),
+            failed_loads_D=tuple(report["failed_loads_D"]),
             straggler_static_mean_L=stats.layers.straggler_static_mean_L,
             layer_steps_L=stats.layers.layer_steps_L,
             expected_LE=_expected_LE(board),

@@ -3,6 +3,7 @@
 Single-threaded like the platform. It must not know torch, sockets or processes.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -100,7 +101,7 @@ class ModelPlacement:
         self.cold_starts_L: CountArray = np.zeros(spec.num_layers, dtype=np.int64)
         self.blocking_loads = 0
         self.evictions = 0
-        self.failed_loads = 0
+        self.failed_loads: Counter[int] = Counter()  # by device
         self.plans = 0
         self.plan_s = SampleWindow()
         self.demands: dict[int, Demand] = {}
@@ -238,7 +239,7 @@ class ModelPlacement:
             "cold_starts_L": self.cold_starts_L.tolist(),
             "blocking_loads": self.blocking_loads,
             "evictions": self.evictions,
-            "failed_loads": self.failed_loads,
+            "failed_loads_D": [self.failed_loads[pool.device] for pool in pools],
             "plans": self.plans,
             "plan_s": asdict(Timing.of(self.plan_s)),
             "instances_D": states_D,

@@ -258,7 +258,7 @@ class Platform:
         self._account(self.pools[device].failed(function, now_s=now_s), -1)
         self._load_began_s.pop((function, device), None)
         model = self.models[function.model]
-        model.failed_loads += 1
+        model.failed_loads[device] += 1
         model.unsettle(function.layer)
         self._retries.note_failure(function, device, now_s=now_s)
         self._desk.note_failed(model, function, device, reason=reason)

@@ -83,6 +83,7 @@ METRICS: tuple[Metric, ...] = (
         "state",
     ),
     _counter("worker_restarts", "restarts", "Times a device's worker was restarted.", "device"),
+    _counter("failed_loads", "loads", "Loads that failed and were rolled back.", "device"),
 )
 
 

@@ -133,11 +133,13 @@ def _samples(snapshot: RuntimeSnapshot) -> dict[str, list[Sample]]:
         "resident_gb_seconds": [((), snapshot.gb_s.resident)],
         "reserved_gb_seconds": [((), snapshot.gb_s.reserved)],
         "device_memory_bytes": _by_device(snapshot.devices, memory.items()),
-        "worker_restarts": [
-            ((device,), count)
-            for device, count in zip(snapshot.devices, snapshot.worker_restarts_D, strict=True)
-        ],
+        "worker_restarts": _device_counts(snapshot.devices, snapshot.worker_restarts_D),
+        "failed_loads": _device_counts(snapshot.devices, snapshot.failed_loads_D),
     }
+
+
+def _device_counts(devices: tuple[str, ...], counts_D: tuple[int, ...]) -> list[Sample]:
+    return [((device,), count) for device, count in zip(devices, counts_D, strict=False)]
 
 
 def _by_device(

@@ -115,6 +115,7 @@ class RuntimeSnapshot:
         gb_s: Memory times time.
         gb_s_L: The same by layer, accounting to [L].
         worker_restarts_D: Times each device's worker was started again [D].
+        failed_loads_D: Loads that failed on each device and were rolled back [D].
     """
 
     model: str
@@ -147,6 +148,7 @@ class RuntimeSnapshot:
     gb_s: GbSeconds
     gb_s_L: Mapping[str, tuple[float, ...]]
     worker_restarts_D: tuple[int, ...]
+    failed_loads_D: tuple[int, ...] = ()
     straggler_static_mean_L: NDArray[np.float64] | None = None
     layer_steps_L: CountArray | None = None
     expected_LE: NDArray[np.float64] | None = None

@@ -47,6 +47,7 @@ def snapshot():
         gb_s=GbSeconds(billed=0.5, resident=1.0, reserved=2.0),
         gb_s_L={"billed": (0.0625,) * layers},
         worker_restarts_D=(0, 1),
+        failed_loads_D=(0, 2),
     )
 
 
@@ -63,6 +64,7 @@ def registry():
         ("function_cold_starts_total", {}, 4),
         ("function_warm_starts_total", {}, 10),
         ("function_blocking_loads_total", {}, 1),
+        ("failed_loads_total", {"device": "cpu:1"}, 2),
         ("function_instances", {"device": "cpu:0", "state": "warm"}, 3),
         ("expert_tokens_total", {"layer_group": "0-1"}, 20),
         ("layer_straggler_ratio", {"layer_group": "6-7"}, 7.5),
