@@ -1,0 +1,1 @@
+"""Parts of the soak test: a server, traffic, faults, memory, the report."""

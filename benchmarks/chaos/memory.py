@@ -1,0 +1,74 @@
+"""What a server's processes hold, by kind of memory, experts counted apart.
+
+Proportional sizes (PSS) count a page that several processes share once in all: resident sizes
+would count torch's library and the shared rows once for each process.
+"""
+
+import contextlib
+import statistics
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import httpx
+
+from chaos.server import Server
+
+KINDS = {"Pss_Anon": "anonymous", "Pss_File": "file", "Pss_Shmem": "shared"}
+
+
+def take_sample(server: Server) -> dict[str, dict[str, int]]:
+    """Bytes by role and kind; ``count`` is how many processes have the role.
+
+    Workers come and go: one that ends while it is looked at counts as not there.
+    """
+    sample: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for pid, role in server.roles().items():
+        with contextlib.suppress(OSError):
+            held = _read_sizes(pid)
+            sample[role]["count"] += 1
+            for kind, num_bytes in held.items():
+                sample[role][kind] += num_bytes
+    return {role: dict(sizes) for role, sizes in sample.items()}
+
+
+def _read_sizes(pid: int) -> dict[str, int]:
+    sizes = {}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+        name, number, *_ = line.split()
+        if name[:-1] in KINDS:
+            sizes[KINDS[name[:-1]]] = int(number) * 1024
+    return sizes
+
+
+def resident_expert_bytes(server: Server) -> int:
+    """What experts hold on all devices, by the server's own count."""
+    text = httpx.get(f"{server.url}/metrics", timeout=30.0).text
+    return sum(
+        int(float(line.rsplit(" ", 1)[1]))
+        for line in text.splitlines()
+        if line.startswith("moeless_device_memory_bytes") and 'state="resident"' in line
+    )
+
+
+def take_stock(server: Server, *, samples: int = 5, pause_s: float = 0.5) -> dict:
+    """What a quiet server holds: the median of some samples, and experts' part of it."""
+    taken = []
+    for _ in range(samples):
+        taken.append(take_sample(server))
+        time.sleep(pause_s)
+    roles = {
+        role: {
+            kind: int(statistics.median(s.get(role, {}).get(kind, 0) for s in taken))
+            for kind in ("count", *KINDS.values())
+        }
+        for role in sorted({role for s in taken for role in s})
+    }
+    total = sum(sizes[kind] for sizes in roles.values() for kind in KINDS.values())
+    experts = resident_expert_bytes(server)
+    return {
+        "total_bytes": total,
+        "expert_bytes": experts,
+        "other_bytes": total - experts,
+        "roles": roles,
+    }

@@ -1,0 +1,80 @@
+"""A real server in a process group of its own, and the processes below it."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+WORKER = "moeless.functions.worker"
+SPARE_NAME = "moeless-spare"
+
+
+class Server:
+    """`moeless serve` with float32 experts, so that answers can be compared.
+
+    Args:
+        model: As ``serve`` takes it.
+        options: Further options of ``serve``.
+        log: Receives what it says.
+    """
+
+    def __init__(self, model: str, options: list[str], log: Path) -> None:
+        command = [sys.executable, "-m", "moeless", "serve", model, "--port", "0"]
+        command += ["--dtype", "float32", *options]
+        self._log = log.open("w")
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=self._log, text=True, start_new_session=True
+        )
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if "serving " in line:
+                self.url = line.split(" on ", 1)[1].split(" ", 1)[0]
+                return
+        raise SystemExit(f"the server ended before it was ready; see {log}")
+
+    def family(self) -> list[psutil.Process]:
+        """Engine, supervisor, workers and spare workers."""
+        engine = psutil.Process(self.process.pid)
+        return [engine, *engine.children(recursive=True)]
+
+    def roles(self) -> dict[int, str]:
+        """What each process is: engine, supervisor, worker or spare."""
+        found = {}
+        for process in self.family():
+            with contextlib.suppress(psutil.Error):
+                found[process.pid] = self._role(process)
+        return found
+
+    def workers(self) -> list[psutil.Process]:
+        """The workers that devices have now; spare ones do not count."""
+        roles = self.roles()
+        return [p for p in self.family() if roles.get(p.pid) == "worker"]
+
+    def _role(self, process: psutil.Process) -> str:
+        if process.pid == self.process.pid:
+            return "engine"
+        if WORKER not in process.cmdline():
+            return "supervisor"
+        return "spare" if process.name() == SPARE_NAME else "worker"
+
+    def stop(self) -> tuple[float, int]:
+        """End it as an operator would.
+
+        Returns:
+            The seconds that took, and how many of its processes were left and had to be killed.
+        """
+        family, began_s = self.family(), time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(30)
+        seconds = time.monotonic() - began_s
+        _, left = psutil.wait_procs(family, timeout=3)
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self._log.close()
+        return seconds, len(left)
