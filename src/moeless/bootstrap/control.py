@@ -25,6 +25,8 @@ from moeless.telemetry.log import FailureLog
 
 _ANY_COST = LayerCost(token_s=1.0)
 """Where nothing is decided yet, only looked up."""
+_DECIDING_SHARE = 0.01
+"""Part of a core for plans that would not change; waking up and forecasts cost as much again."""
 _ANY_EXPERT = ExpertShape(hidden=1, intermediate=1)
 
 
@@ -126,6 +128,7 @@ def build_controller(
             num_layers=model.spec.num_layers,
             num_experts=model.spec.num_experts,
             lookahead=lookahead,
+            share=None if record else _DECIDING_SHARE,
         ),
         policies=build_policies(config, cost=cost, clock=clock),
         placement=model,

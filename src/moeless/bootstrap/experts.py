@@ -17,7 +17,11 @@ from moeless.bootstrap.control import (
     check_policy_config,
     serving_cost,
 )
-from moeless.bootstrap.look_ahead import LookAhead, build_look_ahead, check_predictor
+from moeless.bootstrap.look_ahead import (
+    ServingLookAhead,
+    build_look_ahead,
+    check_predictor,
+)
 from moeless.bootstrap.policies import PolicyOptions
 from moeless.bootstrap.supervisor_process import SupervisorProcess
 from moeless.config import ExpertsConfig
@@ -67,7 +71,7 @@ class ExpertsRuntime:
     client: PlatformClient
     dispatcher: ExpertDispatcher
     invoker: Invoker
-    look_ahead: LookAhead
+    look_ahead: ServingLookAhead
     supervisor: SupervisorProcess | None
     attached: ExitStack = field(default_factory=ExitStack)
 
@@ -171,13 +175,10 @@ def start_experts(
         look_ahead.close()
         raise
     attach_runtime(loaded, runtime.dispatcher)
-    forecast_first = look_ahead.forecast_first
-    if forecast_first is not None:
+    if look_ahead.on_path.forecast_first is not None:
         announce = runtime.dispatcher.announce_first_layers
         runtime.attached.enter_context(
-            observed_layer_inputs(
-                loaded.model, [0], lambda _, x_TH: announce(forecast_first(x_TH))
-            )
+            observed_layer_inputs(loaded.model, [0], lambda _, x_TH: announce(x_TH))
         )
     return runtime
 
@@ -243,7 +244,7 @@ def _policies(spec: ModelSpec, config: ExpertsConfig, clock: Clock) -> PolicySet
 def _dispatcher(
     loaded: LoadedModel,
     config: ExpertsConfig,
-    look_ahead: LookAhead,
+    look_ahead: ServingLookAhead,
     client: PlatformClient,
     invoker: Invoker,
 ) -> ExpertDispatcher:
@@ -252,13 +253,12 @@ def _dispatcher(
         client=client,
         invoker=invoker,
         splitter=_policies(loaded.spec, config, SystemClock()).splitter,
-        forecast=look_ahead.forecast,
-        lookahead=look_ahead.distance,
+        look_ahead=look_ahead.on_path,
     )
 
 
 def _start_inline(
-    loaded: LoadedModel, config: ExpertsConfig, look_ahead: LookAhead
+    loaded: LoadedModel, config: ExpertsConfig, look_ahead: ServingLookAhead
 ) -> ExpertsRuntime:
     spec = loaded.spec
     budgets = device_budgets(spec, config)
@@ -303,7 +303,7 @@ def _start_inline(
 
 
 def _start_processes(
-    loaded: LoadedModel, config: ExpertsConfig, look_ahead: LookAhead
+    loaded: LoadedModel, config: ExpertsConfig, look_ahead: ServingLookAhead
 ) -> ExpertsRuntime:
     spec = loaded.spec
     budgets = device_budgets(spec, config)

@@ -15,8 +15,8 @@ import torch
 
 from moeless.core.events import PredictorSwapped
 from moeless.core.ports import Clock, EventSink
+from moeless.functions.announcer import ExpectedLoad
 from moeless.functions.compute.background import work_in_background
-from moeless.functions.dispatch import ExpectedLoad
 from moeless.learned.gate_predictor import Gate
 from moeless.learned.live_learning import LiveLearning, LiveOptions, Swap
 from moeless.learned.live_sample import LiveSample
@@ -82,9 +82,12 @@ class LivePredictor:
         """The one in use."""
         return self._predictor
 
-    def forecast(self, layer: int, x_TH: torch.Tensor) -> ExpectedLoad | None:
-        """A ``functions.dispatch.Forecast``."""
+    def notice(self, layer: int, x_TH: torch.Tensor) -> None:
+        """A ``functions.announcer.Notice``: keeps a few of a step's rows to learn from."""
         self.sample.note(layer + 1, x_TH)
+
+    def forecast(self, layer: int, x_TH: torch.Tensor) -> ExpectedLoad | None:
+        """A ``functions.announcer.Forecast``."""
         return expect(self._predictor, layer, x_TH)
 
     def forecast_first(self, embedding_TH: torch.Tensor) -> dict[int, ExpectedLoad]:
@@ -93,7 +96,6 @@ class LivePredictor:
         Args:
             embedding_TH: What enters the model's first layer; not kept.
         """
-        self.sample.note(0, embedding_TH)
         first = self._first_layers
         return {
             layer: ExpectedLoad(load_E, first.errors[layer].mean_at(len(embedding_TH)))

@@ -1,6 +1,6 @@
 """Builds what makes a served model's forecasts. Needs torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from moeless.core.clock import SystemClock
 from moeless.engines.transformers.gate_access import find_gates
 from moeless.engines.transformers.loader import LoadedModel
 from moeless.errors import ConfigError
-from moeless.functions.dispatch import ExpectedLoad, Forecast
+from moeless.functions.announcer import ExpectedLoad, Forecast, LookAhead
 from moeless.learned.gate_predictor import Gate, GatePredictor
 from moeless.learned.load_predictor import LoadPredictor
 from moeless.learned.predictor_file import load_predictor
@@ -26,23 +26,23 @@ from moeless.telemetry.snapshot import PredictorState
 
 
 @dataclass(frozen=True, kw_only=True)
-class LookAhead:
+class ServingLookAhead:
     """How the loads of a served model are expected.
 
     Args:
-        distance: d, layers that are looked ahead; 0 where nothing is forecast.
-        forecast: Called on the token path; None where no layer can be seen ahead.
+        on_path: What the token path calls.
         state: What it is at this moment, for metrics.
-        forecast_first: From what enters the model's first layer [T, H] to what is expected of
-            layers that the forecast cannot see; None where nobody expects anything.
         close: Ends what runs in the background.
     """
 
-    distance: int
-    forecast: Forecast | None
+    on_path: LookAhead
     state: Callable[[], PredictorState]
-    forecast_first: Callable[[torch.Tensor], Mapping[int, ExpectedLoad]] | None = None
     close: Callable[[], None] = lambda: None
+
+    @property
+    def distance(self) -> int:
+        """d, layers that are looked ahead; 0 where nothing is forecast."""
+        return self.on_path.distance
 
 
 def check_predictor(config: PolicyConfig) -> None:
@@ -78,7 +78,7 @@ def build_look_ahead(
     config: ExpertsConfig,
     *,
     tell: Callable[[str], None] = lambda _: None,
-) -> LookAhead:
+) -> ServingLookAhead:
     """What makes the forecasts of a model.
 
     Args:
@@ -109,16 +109,17 @@ def build_look_ahead(
     return _steady(choice.name, copied, _without_errors(copied))
 
 
-def _unseeing(kind: str, distance: int) -> LookAhead:
+def _unseeing(kind: str, distance: int) -> ServingLookAhead:
     state = PredictorState(kind=kind, distance=distance)
-    return LookAhead(distance=distance, forecast=None, state=lambda: state)
+    return ServingLookAhead(on_path=LookAhead(distance=distance), state=lambda: state)
 
 
 def _steady(
     kind: str, predictor: LoadPredictor, forecast: Forecast, source: str | None = None
-) -> LookAhead:
+) -> ServingLookAhead:
     state = PredictorState(kind=kind, distance=predictor.distance, source=source)
-    return LookAhead(distance=predictor.distance, forecast=forecast, state=lambda: state)
+    on_path = LookAhead(distance=predictor.distance, forecast=forecast)
+    return ServingLookAhead(on_path=on_path, state=lambda: state)
 
 
 def _live(
@@ -127,7 +128,7 @@ def _live(
     distance: int,
     events: Path | None,
     tell: Callable[[str], None],
-) -> LookAhead:
+) -> ServingLookAhead:
     sink = FanoutSink() if events is None else JsonlSink(events)
     live = LivePredictor(
         gates,
@@ -138,13 +139,13 @@ def _live(
         tell=tell,
     )
     live.start()
-    return LookAhead(
+    on_path = LookAhead(
         distance=distance,
         forecast=live.forecast,
         forecast_first=live.forecast_first,
-        state=live.state,
-        close=live.close,
+        notice=live.notice,
     )
+    return ServingLookAhead(on_path=on_path, state=live.state, close=live.close)
 
 
 def _without_errors(predictor: LoadPredictor) -> Forecast:

@@ -6,10 +6,11 @@ nothing in the engine waits for it. It must not know processes, sockets, engines
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from moeless.control.pace import Pace
 from moeless.control.search import InlineSearcher, Searcher, as_searching
 from moeless.core.events import PlanFailed, PlanMade
 from moeless.core.plan import LoadArray, Plan, PlanRequest
@@ -30,12 +31,15 @@ class ControllerConfig:
             predicted from history alone. The first d layers of an iteration have no look-ahead
             and are planned from history. Policies that do not use forecasts plan all layers from
             history whatever this says.
+        share: Part of one core that deciding may take while plans would not change anyway: they
+            are made for several steps then. None has every layer planned in every step.
     """
 
     model: str
     num_layers: int
     num_experts: int
     lookahead: int = 0
+    share: float | None = None
 
 
 class Controller:
@@ -72,6 +76,7 @@ class Controller:
         self._searching: set[int] = set()
         self._failed_searches: deque[tuple[int, Exception]] = deque()
         self._planned_s_L = np.full(config.num_layers, -np.inf)
+        self._pace = None if config.share is None else Pace(config.num_layers, share=config.share)
 
     @property
     def adaptive(self) -> bool:
@@ -95,12 +100,17 @@ class Controller:
             layer: MoE layer.
             load_E: Tokens per expert, float64 [E].
         """
+        began_s = self._clock.now_s()
+        if self._pace is not None:
+            self._pace.note_step(layer, step=step, now_s=began_s)
         try:
             self._policies.history.observe(step=step, layer=layer, load_E=load_E)
             if self._searching_planner is not None:
                 self._searching_planner.observe(step=step, layer=layer, load_E=load_E)
                 self._search_if_due(step, layer)
             if (self._lookahead and layer >= self._lookahead) or not self._is_due(layer):
+                if self._pace is not None:
+                    self._pace.note_decision(self._clock.now_s() - began_s)
                 return
             expected_E = self._policies.history.predict(step=step + 1, layer=layer)
         except Exception as error:  # noqa: BLE001 - a policy may be anybody's
@@ -171,6 +181,8 @@ class Controller:
         except Exception as error:  # noqa: BLE001 - a policy may be anybody's
             self._report_failure(error, step=step, layer=layer)
             return
+        if self._pace is not None and self._stands(layer):
+            plan = replace(plan, steps=self._pace.steps(layer, step=step))
         now_s = self._clock.now_s()
         diff = self._placement.apply(plan, decision_s=now_s - began_s)
         self._sink.emit(
@@ -187,6 +199,12 @@ class Controller:
                 expected_error=expected_error,
             )
         )
+        if self._pace is not None:
+            self._pace.note_decision(self._clock.now_s() - began_s)
+
+    def _stands(self, layer: int) -> bool:
+        planner = self._searching_planner
+        return planner is not None and layer not in self._searching and planner.stands(layer)
 
     def _report_failure(self, error: Exception, *, step: int, layer: int) -> None:
         """Say that there is no new plan; the one in force stays."""

@@ -2,7 +2,7 @@
 
 A planner may keep a set that only a longer search improves. The control loop tells it what came
 true, asks whether a search is due and has it carried out elsewhere; a later plan takes up what
-was found. A planner takes part by having the three methods of ``SearchingPlanner``.
+was found. A planner takes part by having the methods of ``SearchingPlanner``.
 """
 
 import queue
@@ -13,6 +13,7 @@ from typing import Protocol, cast
 
 from moeless.core.plan import LoadArray
 from moeless.core.ports import Planner
+from moeless.errors import ConfigError
 
 _LONGEST_REST_S = 0.2
 """However long a search took, others wait no longer than that."""
@@ -31,6 +32,10 @@ class SearchingPlanner(Planner, Protocol):
 
     def search(self, layer: int) -> None:
         """Look for a better set; may take long, and run in another thread than ``plan``."""
+        ...
+
+    def stands(self, layer: int) -> bool:
+        """Whether the next plan would most likely be the same: searches find nothing better."""
         ...
 
 
@@ -80,7 +85,17 @@ class ThreadSearcher:
 
 
 def as_searching(planner: Planner) -> SearchingPlanner | None:
-    """The planner, if it improves its sets between plans."""
-    names = ("observe", "search_due", "search")
-    takes_part = all(callable(getattr(planner, name, None)) for name in names)
-    return cast("SearchingPlanner", planner) if takes_part else None
+    """The planner, if it improves its sets between plans.
+
+    Raises:
+        ConfigError: It searches, but lacks a method that goes with that.
+    """
+    if not callable(getattr(planner, "search", None)):
+        return None
+    for name in ("observe", "search_due", "stands"):
+        if not callable(getattr(planner, name, None)):
+            raise ConfigError(
+                f"planner {type(planner).__name__} searches but has no method {name}; "
+                f"see moeless.control.search.SearchingPlanner"
+            )
+    return cast("SearchingPlanner", planner)

@@ -93,6 +93,8 @@ class Plan:
         load_E: The expected load it was made for [E]; also the priority of its loads.
         release: Whether replicas that it no longer contains leave their devices as soon as their
             expert is warm elsewhere, instead of staying until their keep-alive ends.
+        steps: For how many steps, from ``step`` on, it is in force without being looked at again;
+            a plan that has anything to load is looked at again in the next step whatever this says.
     """
 
     step: int
@@ -100,6 +102,7 @@ class Plan:
     replicas_ED: ReplicaArray
     load_E: LoadArray
     release: bool = False
+    steps: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

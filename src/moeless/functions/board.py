@@ -62,7 +62,7 @@ class Board:
     plan_load_LE: NDArray[np.float64]
     """Loads that the plans in force were made for, tokens."""
     plan_step_L: NDArray[np.int64]
-    """Latest step that each layer's plan was made for."""
+    """Latest step that each layer's plan is for: until then no forecast of it is needed."""
     device_up_D: NDArray[np.int64]
     """1 while the device's worker lives."""
     device_generation_D: NDArray[np.int64]
@@ -76,11 +76,11 @@ class Board:
     forecast_error_L: NDArray[np.float64]
     """Share of the tokens that each forecast is expected to misplace; NaN where not known."""
     forecast_step_L: NDArray[np.int64]
-    """The step each forecast is for."""
+    """The step each forecast is for; 0 while the forecast is being written."""
     actual_LE: NDArray[np.float64]
     """Loads that came true, tokens."""
     actual_step_L: NDArray[np.int64]
-    """The step each actual load belongs to."""
+    """The step each actual load belongs to; 0 while it is being written."""
     busy_ns_LD: NDArray[np.int64]
     """Execution time of each layer's instances since the engine attached; all are of one size."""
     used_ns_LED: NDArray[np.int64]
@@ -96,6 +96,36 @@ class Board:
             count = int(np.prod(shape))
             array = np.frombuffer(view, dtype=dtype, count=count, offset=offset).reshape(shape)
             setattr(self, name, array)
+
+    def post_forecast(
+        self, layer: int, load_E: NDArray[np.number], *, error: float, step: int
+    ) -> None:
+        """Say what is expected of a layer.
+
+        A reader that finds the same step before and after it read has read one forecast.
+
+        Args:
+            layer: MoE layer.
+            load_E: Expected tokens per expert [E].
+            error: Share of them that is expected to be misplaced; NaN where not known.
+            step: The step it is for.
+        """
+        self.forecast_step_L[layer] = 0
+        self.forecast_LE[layer] = load_E
+        self.forecast_error_L[layer] = error
+        self.forecast_step_L[layer] = step
+
+    def post_actual(self, layer: int, load_E: NDArray[np.number], *, step: int) -> None:
+        """Say what load of a layer came true, as for a forecast.
+
+        Args:
+            layer: MoE layer.
+            load_E: Tokens per expert [E].
+            step: The step it was.
+        """
+        self.actual_step_L[layer] = 0
+        self.actual_LE[layer] = load_E
+        self.actual_step_L[layer] = step
 
     @staticmethod
     def num_bytes(*, num_layers: int, num_experts: int, num_devices: int) -> int:

@@ -6,11 +6,10 @@ exists. It must not know how instances are reached (``invokers``) or where the p
 Needs torch.
 """
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,9 +17,10 @@ from numpy.typing import NDArray
 
 from moeless.core.copies import copies_held_ED, divides_by_copies
 from moeless.core.model import ModelSpec
-from moeless.core.plan import CountArray, LoadArray
+from moeless.core.plan import CountArray
 from moeless.core.ports import Splitter
 from moeless.errors import FunctionError
+from moeless.functions.announcer import LoadAnnouncer, LookAhead
 from moeless.functions.client import PlatformClient
 from moeless.functions.open_work import OpenWork
 from moeless.functions.token_path_stats import TokenPathStats
@@ -81,21 +81,6 @@ class Invoker(Protocol):
         ...
 
 
-class ExpectedLoad(NamedTuple):
-    """What a look-ahead predictor says.
-
-    Args:
-        load_E: Expected tokens of each expert [E].
-        error: Share of them that it expects to have misplaced; NaN where it does not know.
-    """
-
-    load_E: LoadArray | CountArray
-    error: float = math.nan
-
-
-Forecast = Callable[[int, torch.Tensor], ExpectedLoad | None]
-"""From (layer, gate input [T, H]) to the expected load of layer + d, None past the last."""
-
 ChoiceObserver = Callable[[int, NDArray[np.int64], torch.Tensor], None]
 """Told (layer, chosen experts [T, K], gate input [T, H]) when a layer's gate has spoken; must keep
 neither array."""
@@ -109,8 +94,7 @@ class ExpertDispatcher:
         client: The platform.
         invoker: How instances are reached.
         splitter: Divides tokens over replicas.
-        forecast: A look-ahead predictor, or None when loads are predicted from history.
-        lookahead: Its distance d.
+        look_ahead: What is expected of later layers; None when loads are predicted from history.
         load_timeout_s: How long tokens wait for an expert without a warm replica.
     """
 
@@ -121,8 +105,7 @@ class ExpertDispatcher:
         client: PlatformClient,
         invoker: Invoker,
         splitter: Splitter,
-        forecast: Forecast | None = None,
-        lookahead: int = 0,
+        look_ahead: LookAhead | None = None,
         load_timeout_s: float = 120.0,
     ) -> None:
         self._spec = spec
@@ -131,8 +114,6 @@ class ExpertDispatcher:
         self._invoker = invoker
         self._splitter = splitter
         self._divides_by_copies = divides_by_copies(splitter)
-        self._forecast = forecast
-        self._lookahead = lookahead
         self._load_timeout_s = load_timeout_s
         self._scores_input = spec.expert.score_on == "input"
         self._piece_rows = invoker.max_rows // (spec.top_k if self._scores_input else 1) or 1
@@ -140,12 +121,12 @@ class ExpertDispatcher:
         self._narrow_dtype = np.min_scalar_type(spec.num_experts - 1)
         self._step = 0
         self._observer: ChoiceObserver | None = None
-        self._unannounced: tuple[int, CountArray, torch.Tensor] | None = None
         self._counting_S: NDArray[np.int64] = np.arange(0)
         self._offsets_T = torch.arange(0)
         self.stats = TokenPathStats(
             spec, num_devices=client.num_devices, function_bytes=client.function_bytes
         )
+        self._announcer = LoadAnnouncer(client, look_ahead or LookAhead(), stats=self.stats)
 
     def __call__(
         self, layer: int, x_TH: torch.Tensor, ids_TK: torch.Tensor, weights_TK: torch.Tensor
@@ -178,9 +159,9 @@ class ExpertDispatcher:
         count_E: CountArray = np.bincount(ids_S, minlength=self._spec.num_experts)
         self._board.layer[0] = layer
         usable_ED = self._look_at_plan(layer)
-        self._unannounced = (layer, count_E, x_TH)
+        self._announcer.take(layer, count_E, x_TH, step=self._step)
         if len(x_TH) <= _ANNOUNCE_FIRST_TOKENS:
-            self._announce()
+            self._announcer.announce()
         if len(x_TH) <= self._piece_rows:
             y_TH = self._run(layer, x_TH, ids_S, weights_TK, count_E, usable_ED)
         else:
@@ -191,6 +172,14 @@ class ExpertDispatcher:
             warm_replicas=int(np.count_nonzero(self._board.warm_LED[layer])),
         )
         return y_TH
+
+    def announce_first_layers(self, embedding_TH: torch.Tensor) -> None:
+        """Say what is expected of the first layers, which no gate of the step can see ahead.
+
+        Args:
+            embedding_TH: What enters the model's first layer [T, H], before any layer runs.
+        """
+        self._announcer.announce_first(embedding_TH, step=self._step + 1)
 
     def observe_choices(self, observer: ChoiceObserver | None) -> None:
         """Have somebody told of every layer's choices; None ends it."""
@@ -253,7 +242,7 @@ class ExpertDispatcher:
             share_ED = self._split(layer, ready_E, usable_ED)
             segments = work.segments(share_ED)
             self._invoker.begin(layer, x_TH=x_TH, token_S=token_S, segments=segments, y_SH=y_SH)
-            self._announce()  # the devices are busy now: time to look ahead
+            self._announcer.announce()  # the devices are busy now: time to look ahead
             answer = self._invoker.finish()
             y_SH = answer.y_SH
             self._board.busy_ns_LD[layer] += answer.busy_ns
@@ -327,56 +316,6 @@ class ExpertDispatcher:
             share_ED = self._splitter.split(ready_E, usable_ED)
         self.stats.split_s.add(time.perf_counter() - began_s)
         return share_ED
-
-    def _announce(self) -> None:
-        """Say what load came true and what is expected, once per layer and step."""
-        if self._unannounced is None:
-            return
-        layer, count_E, x_TH = self._unannounced
-        self._unannounced = None
-        if not self._client.wants_loads:
-            return
-        board = self._board
-        ahead = layer + self._lookahead
-        if self._forecast is not None:
-            began_s = time.perf_counter()
-            expected = self._forecast(layer, x_TH)
-            if expected is not None:
-                board.forecast_LE[ahead] = expected.load_E
-                board.forecast_error_L[ahead] = expected.error
-                board.forecast_step_L[ahead] = self._step
-            self.stats.record_forecast(time.perf_counter() - began_s)
-        self._judge_prediction(layer, count_E)
-        board.actual_LE[layer] = count_E
-        board.actual_step_L[layer] = self._step
-        self._client.announce_loads()
-
-    def announce_first_layers(self, expected: Mapping[int, ExpectedLoad]) -> None:
-        """Say what is expected of layers of the step that is about to begin, if anything.
-
-        Args:
-            expected: By MoE layer; before any of them runs.
-        """
-        if not expected or not self._client.wants_loads:
-            return
-        board = self._board
-        for layer, forecast in expected.items():
-            board.forecast_LE[layer] = forecast.load_E
-            board.forecast_error_L[layer] = forecast.error
-            board.forecast_step_L[layer] = self._step + 1
-        self._client.announce_loads()
-
-    def _judge_prediction(self, layer: int, count_E: CountArray) -> None:
-        """Hold what was expected of the layer in this step against what came true.
-
-        Where nothing was forecast it is what the plan for this step was made for, if that was in
-        time: what somebody expected who looks back.
-        """
-        board = self._board
-        if board.forecast_step_L[layer] == self._step:
-            self.stats.record_accuracy(layer, board.forecast_LE[layer], count_E)
-        elif board.plan_step_L[layer] == self._step:
-            self.stats.record_accuracy(layer, board.plan_load_LE[layer], count_E)
 
     def _combine(
         self, order_S: NDArray[np.int64], y_SH: torch.Tensor, weights_TK: torch.Tensor

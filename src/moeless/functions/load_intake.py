@@ -36,6 +36,7 @@ class LoadIntake:
     """Hands each new load on a board to the control loop, once and the most urgent first.
 
     A load that was overwritten before it was seen is skipped: the newest is the one that counts.
+    So is one that is being written: the engine rings again when it is complete.
 
     Args:
         board: Where the engine writes loads.
@@ -53,15 +54,21 @@ class LoadIntake:
         board = self._board
         for layer in (board.forecast_step_L > self._forecast_L).nonzero()[0].tolist():
             step = int(board.forecast_step_L[layer])
-            self._forecast_L[layer] = step
             error = float(board.forecast_error_L[layer])
+            load_E = board.forecast_LE[layer].copy()
+            if int(board.forecast_step_L[layer]) != step:
+                continue
+            self._forecast_L[layer] = step
             self._consumer.forecast(
                 step=step,
                 layer=layer,
-                load_E=board.forecast_LE[layer].copy(),
+                load_E=load_E,
                 expected_error=None if math.isnan(error) else error,
             )
         for layer in (board.actual_step_L > self._actual_L).nonzero()[0].tolist():
             step = int(board.actual_step_L[layer])
+            load_E = board.actual_LE[layer].copy()
+            if int(board.actual_step_L[layer]) != step:
+                continue
             self._actual_L[layer] = step
-            self._consumer.observe(step=step, layer=layer, load_E=board.actual_LE[layer].copy())
+            self._consumer.observe(step=step, layer=layer, load_E=load_E)

@@ -115,6 +115,7 @@ class ModelPlacement:
         self.held_back: set[int] = set()
         self.quota_D: tuple[bytes, CountArray] | None = None
         self._settled: dict[int, tuple[bytes, bool, PlanDiff]] = {}
+        self._made_for_step_L: CountArray = np.zeros(self.spec.num_layers, dtype=np.int64)
 
     def unsettle(self, layer: int | None = None) -> None:
         """What is planned for a layer (None: for all) may not be warm or under way any more."""
@@ -122,6 +123,11 @@ class ModelPlacement:
             self._settled.clear()
         else:
             self._settled.pop(layer, None)
+        # A plan that was to stand for longer is looked at again from the engine's next step on.
+        layers = slice(None) if layer is None else slice(layer, layer + 1)
+        plan_step_L = self.board.plan_step_L[layers]
+        soon_L = np.maximum(self._made_for_step_L[layers], self.board.step[0])
+        np.minimum(plan_step_L, soon_L, out=plan_step_L)
 
     @property
     def num_devices(self) -> int:
@@ -166,7 +172,7 @@ class ModelPlacement:
         self.plan_s.add(decision_s)
         board, layer = self.board, plan.layer
         board.plan_load_LE[layer] = plan.load_E
-        board.plan_step_L[layer] = plan.step
+        self._made_for_step_L[layer] = plan.step
         replicas = plan.replicas_ED.tobytes()
         known = self._settled.get(layer)
         if known is not None and known[0] == replicas and known[1] == plan.release:
@@ -176,6 +182,7 @@ class ModelPlacement:
             if not diff.start:
                 again = PlanDiff(layer=layer, kept=diff.kept)
                 self._settled[layer] = (replicas, plan.release, again)
+        board.plan_step_L[layer] = plan.step + (0 if diff.start else plan.steps - 1)
         if self.held_back:
             self._platform.release_held_back(self)
         return diff

@@ -30,6 +30,7 @@ class TimedPlanner:
             self._search = searching.search
             self.observe = searching.observe
             self.search_due = searching.search_due
+            self.stands = searching.stands
             self.search = self._time_search
 
     def plan(self, request: PlanRequest) -> Plan:

@@ -4,6 +4,7 @@ Mirrors ``moeless.functions.dispatch``: planned warm replicas first, unplanned w
 there are none, and a demand for experts that are warm nowhere, while the others are computed.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -225,11 +226,9 @@ class TokenPath:
         board = self._board
         ahead = layer + self.lookahead
         if expected_LE is not None and ahead < len(expected_LE):
-            board.forecast_LE[ahead] = expected_LE[ahead]
-            board.forecast_error_L[ahead] = np.nan  # traces do not say
-            board.forecast_step_L[ahead] = step + 1
-        board.actual_LE[layer] = count_E
-        board.actual_step_L[layer] = step + 1
+            unknown = math.nan  # traces do not say
+            board.post_forecast(ahead, expected_LE[ahead], error=unknown, step=step + 1)
+        board.post_actual(layer, count_E, step=step + 1)
         intake.announce()
 
     def _demand_missing(

@@ -19,7 +19,8 @@ from moeless.core.plan import CountArray, LoadArray, ReplicaArray
 from moeless.core.ports import Splitter
 from moeless.engines.transformers.loader import LoadedModel
 from moeless.errors import FunctionError
-from moeless.functions.dispatch import Answer, ExpectedLoad, ExpertDispatcher, Invoker
+from moeless.functions.announcer import ExpectedLoad, LookAhead
+from moeless.functions.dispatch import Answer, ExpertDispatcher, Invoker
 from moeless_experiments.measured.workload import IdArray
 
 DEVICES: Final = 2
@@ -131,8 +132,7 @@ class LayerRunner:
             client=runtime.client,
             invoker=self._watch,
             splitter=self._watch,
-            forecast=self._look_ahead,
-            lookahead=1,
+            look_ahead=LookAhead(distance=1, forecast=self._look_ahead),
         )
 
     def heed(self, expected_SLE: Sequence[LoadArray]) -> None:

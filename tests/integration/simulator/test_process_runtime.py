@@ -25,7 +25,8 @@ from moeless.core.events import Event, InstanceLoaded, PlanFailed, PlanMade, Rep
 from moeless.core.model import ModelSpec
 from moeless.costs.linear import LinearTime
 from moeless.engines.transformers.loader import load_engine_model
-from moeless.functions.dispatch import ExpectedLoad, ExpertDispatcher
+from moeless.functions.announcer import ExpectedLoad, LookAhead
+from moeless.functions.dispatch import ExpertDispatcher
 from moeless.functions.host import function_bytes
 from moeless.functions.load_report import devices_of_experts
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
@@ -68,7 +69,7 @@ class WatchedPlanner:
     def __init__(self, planner):
         self._planner = planner
         self.plans = []
-        for name in ("observe", "search_due", "search"):
+        for name in ("observe", "search_due", "search", "stands"):
             if hasattr(planner, name):
                 setattr(self, name, getattr(planner, name))
 
@@ -165,8 +166,7 @@ def follow_trace(runtime, name, ids, forecast, path):
         client=runtime.client,
         invoker=runtime.invoker,
         splitter=splitter,
-        forecast=look_ahead,
-        lookahead=1,
+        look_ahead=LookAhead(distance=1, forecast=look_ahead),
     )
     planned = lambda: (board.planned_LED > board.warm_LED).sum() == 0  # noqa: E731 - one use
     await_that(lambda: board.planned_LED.any() and planned(), "the first plans are not loaded")

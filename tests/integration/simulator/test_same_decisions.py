@@ -10,8 +10,9 @@ from moeless.control.controller import Controller, ControllerConfig
 from moeless.core.clock import ManualClock
 from moeless.core.model import ModelSpec
 from moeless.costs.linear import LinearTime
+from moeless.functions.announcer import ExpectedLoad, LookAhead
 from moeless.functions.board import Board
-from moeless.functions.dispatch import Answer, ExpectedLoad, ExpertDispatcher
+from moeless.functions.dispatch import Answer, ExpertDispatcher
 from moeless.functions.load_intake import LoadIntake
 from moeless.functions.platform import Platform
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
@@ -30,7 +31,7 @@ class Watched:
     def __init__(self, planner):
         self._planner = planner
         self.decisions = []
-        for name in ("observe", "search_due", "search"):
+        for name in ("observe", "search_due", "search", "stands"):
             if hasattr(planner, name):
                 setattr(self, name, getattr(planner, name))
 
@@ -189,8 +190,7 @@ def serve(name, ids, loads_SLE):
         client=client,
         invoker=invoker,
         splitter=policies.splitter,
-        forecast=forecast,
-        lookahead=1,
+        look_ahead=LookAhead(distance=1, forecast=forecast),
     )
     for step in step_of:
         now["step"] = step

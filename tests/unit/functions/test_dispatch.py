@@ -6,8 +6,9 @@ import torch
 
 from moeless.core.model import ExpertShape, ModelSpec
 from moeless.errors import FunctionError, UnavailableError
+from moeless.functions.announcer import ExpectedLoad, LookAhead
 from moeless.functions.board import Board
-from moeless.functions.dispatch import Answer, ExpectedLoad, ExpertDispatcher
+from moeless.functions.dispatch import Answer, ExpertDispatcher
 from moeless.functions.host import FAILED, NOT_WARM, OK
 from moeless.policies.splitters.even import EvenSplitter
 from moeless.policies.splitters.slots import SlotSplitter
@@ -328,8 +329,9 @@ def test_a_forecast_is_written_for_the_layer_it_is_for_and_judged_when_that_has_
         client=client,
         invoker=Invoker(client),
         splitter=EvenSplitter(),
-        forecast=lambda layer, x_TH: ExpectedLoad(count_E * 3, 0.25) if layer == 0 else None,
-        lookahead=1,
+        look_ahead=LookAhead(
+            distance=1, forecast=lambda layer, x_TH: ExpectedLoad(count_E * 3, 0.25)
+        ),
     )
     dispatcher(0, *tokens)
     assert client.board.forecast_LE[1].tolist() == (count_E * 3).tolist()
@@ -339,21 +341,6 @@ def test_a_forecast_is_written_for_the_layer_it_is_for_and_judged_when_that_has_
     accuracy_L = dispatcher.stats.accuracy_L
     assert np.isnan(accuracy_L[0])
     assert accuracy_L[1] == pytest.approx(1.0)
-
-
-def test_the_first_layers_of_a_step_can_be_announced_before_it_begins():
-    dispatcher, client, _ = make()
-    tokens = draw_tokens(10)
-    dispatcher.announce_first_layers({})
-    assert client.announced == 0
-    count_E = np.bincount(tokens[1].numpy().ravel(), minlength=EXPERTS)
-    dispatcher.announce_first_layers({0: ExpectedLoad(2.0 * count_E, 0.125)})
-    assert client.announced == 1
-    assert client.board.forecast_LE[0].tolist() == (2.0 * count_E).tolist()
-    assert client.board.forecast_error_L[0] == 0.125
-    assert client.board.forecast_step_L.tolist() == [1, 0]
-    dispatcher(0, *tokens)
-    assert dispatcher.stats.accuracy_L[0] == pytest.approx(1.0)
 
 
 def test_without_a_forecast_what_the_plan_was_made_for_is_judged_if_it_was_for_this_step():

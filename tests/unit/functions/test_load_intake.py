@@ -82,3 +82,55 @@ def test_what_the_consumer_got_does_not_change_later(board):
     intake.take()
     put(board, "actual", step=2, layer=0, load=[7, 7])
     assert np.array_equal(kept[0], [3, 1])
+
+
+class Torn(Board):
+    """A board on which somebody writes while its loads are read."""
+
+    def meanwhile(self, change):
+        self.forecast_LE = self.actual_LE = Interrupted(change)
+
+
+class Interrupted:
+    def __init__(self, change):
+        self._change = change
+
+    def __getitem__(self, layer):
+        self._change(layer)
+        return np.array([1.0, 1.0])
+
+
+@pytest.mark.parametrize("kind", ["forecast", "actual"])
+def test_a_load_that_changes_while_it_is_read_is_taken_once_it_is_complete(kind):
+    shape = {"num_layers": 3, "num_experts": 2, "num_devices": 1}
+    board = Torn(bytearray(Board.num_bytes(**shape)), **shape)
+    step_L, loads_LE = getattr(board, f"{kind}_step_L"), getattr(board, f"{kind}_LE")
+    consumer = Consumer()
+    intake = LoadIntake(board, consumer)
+    put(board, kind, step=1, layer=2, load=[3, 1])
+    board.meanwhile(lambda layer: step_L.__setitem__(layer, 0))  # begun
+    intake.take()
+    board.meanwhile(lambda layer: step_L.__setitem__(layer, 2))  # begun and ended
+    step_L[2] = 1
+    intake.take()
+    assert consumer.seen == []
+    setattr(board, f"{kind}_LE", loads_LE)
+    loads_LE[2] = [4, 4]
+    intake.take()
+    assert [seen[1:] for seen in consumer.seen] == [(2, 2, [4, 4])]
+
+
+def test_a_reader_can_tell_a_forecast_that_is_being_written(board):
+    seen = []
+
+    class Load:
+        def __array__(self, dtype=None, copy=None):
+            seen.append(int(board.forecast_step_L[1]))
+            return np.array([2.0, 2.0])
+
+    board.post_forecast(1, Load(), error=0.5, step=7)
+    assert seen == [0]
+    assert board.forecast_step_L.tolist() == [0, 7, 0]
+    board.post_actual(1, np.array([1, 3]), step=7)
+    assert board.actual_step_L.tolist() == [0, 7, 0]
+    assert board.actual_LE[1].tolist() == [1, 3]

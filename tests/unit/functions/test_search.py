@@ -11,6 +11,7 @@ from moeless.core.clock import ManualClock
 from moeless.core.events import PlanFailed
 from moeless.core.plan import Plan, PlanDiff
 from moeless.core.policy_set import PolicySet
+from moeless.errors import ConfigError
 from moeless.policies.planners.static import StaticPlanner
 from moeless.policies.predictors.previous import PreviousPredictor
 from moeless.policies.splitters.even import EvenSplitter
@@ -47,6 +48,9 @@ class SearchingPlanner:
 
     def search_due(self, layer):
         return layer == 1
+
+    def stands(self, layer):
+        return False
 
     def search(self, layer):
         self.seen.append(("search", layer))
@@ -134,3 +138,12 @@ def test_inline_searches_are_over_when_submit_returns():
 def test_a_planner_takes_part_by_its_methods(planner, searches):
     planner = planner or SearchingPlanner()
     assert (as_searching(planner) is planner) == searches
+
+
+def test_a_planner_that_searches_without_the_rest_is_refused_not_ignored():
+    planner = SearchingPlanner()
+    planner.search_due = None
+    with pytest.raises(
+        ConfigError, match="SearchingPlanner searches but has no method search_due"
+    ):
+        as_searching(planner)

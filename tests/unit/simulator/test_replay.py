@@ -265,6 +265,9 @@ class Searching(Scripted):
     def search(self, layer):
         self.seen.append(("search", layer))
 
+    def stands(self, layer):
+        return False
+
 
 def test_a_search_runs_beside_the_token_path():
     trace = make_trace([[[4, 4], [4, 4]]] * 3, time_s=[0.0, 10.0, 20.0])

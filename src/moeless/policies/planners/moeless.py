@@ -313,6 +313,15 @@ class MoelessPlanner:
         state.pause = self._interval if found else min(2 * state.pause, self._max_interval)
         state.next_search = state.observed + state.pause
 
+    def stands(self, layer: int) -> bool:
+        """Whether searches of the layer have lately found nothing better than its set."""
+        state = self._layers.get(layer)
+        return (
+            state is not None
+            and state.observed >= _EARLY_STEPS[-1]
+            and state.pause > self._interval
+        )
+
     # Why
 
     def explain(self, layer: int) -> str:
