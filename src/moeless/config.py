@@ -88,7 +88,9 @@ class ExpertsConfig:
     """Where experts run and how.
 
     Args:
-        devices: The device pool.
+        devices: The device pool; empty where ``pool`` says which.
+        pool: Directory of a pool that somebody serves: the engine attaches to it, and devices,
+            budgets and workers are that pool's. None for workers of the engine's own.
         invoker: ``process`` runs one worker process per device, ``inline`` computes in the
             engine's process.
         policy: How loads become replicas.
@@ -110,7 +112,8 @@ class ExpertsConfig:
         ConfigError: A number is out of range.
     """
 
-    devices: tuple[Device, ...]
+    devices: tuple[Device, ...] = ()
+    pool: Path | None = None
     invoker: InvokerName = "process"
     policy: PolicyConfig = PolicyConfig()
     device_memory_bytes: int | None = None
@@ -125,6 +128,8 @@ class ExpertsConfig:
     events: Path | None = None
 
     def __post_init__(self) -> None:
+        if not self.devices and self.pool is None:
+            raise ConfigError("no devices are given; use --devices, or --pool to attach to a pool")
         if not (math.isfinite(self.keep_alive_s) and self.keep_alive_s >= 0):
             raise ConfigError(f"keep-alive is {self.keep_alive_s} s; use 0 or more")
         if not self.invocation_timeout_s > 0:

@@ -58,7 +58,9 @@ def _default_threads(experts: ExpertsConfig) -> int:
     Threads that wait for each other on cores that others use as well slow each other down.
     """
     cores = len(os.sched_getaffinity(0))
-    beside_workers = experts.invoker == "process" and experts.devices[0].kind == "cpu"
+    beside_workers = experts.pool is not None or (
+        experts.invoker == "process" and experts.devices[0].kind == "cpu"
+    )
     return max(1, cores // 2) if beside_workers else cores
 
 

@@ -1,13 +1,11 @@
 """Wires the experts of a loaded model: platform, invoker, dispatcher."""
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from moeless.bootstrap.control import (
@@ -22,30 +20,27 @@ from moeless.bootstrap.look_ahead import (
     build_look_ahead,
     check_predictor,
 )
-from moeless.bootstrap.policies import PolicyOptions
 from moeless.bootstrap.supervisor_process import SupervisorProcess
+from moeless.bootstrap.worker_fleet import check_devices, device_budgets, worker_configs
 from moeless.config import ExpertsConfig
 from moeless.core.clock import SystemClock
 from moeless.core.model import ModelSpec
-from moeless.core.policy_set import PolicySet
-from moeless.core.ports import Clock
 from moeless.engines.transformers.gate_access import observed_layer_inputs
 from moeless.engines.transformers.loader import LoadedModel, attach_runtime
-from moeless.errors import BudgetError, ConfigError
+from moeless.errors import FunctionError
 from moeless.functions.billing import GB
 from moeless.functions.board import Board
 from moeless.functions.channel import ChannelShape
 from moeless.functions.client import PlatformClient
 from moeless.functions.dispatch import ExpertDispatcher, Invoker
-from moeless.functions.host import ExpertHost, function_bytes
+from moeless.functions.host import ExpertHost
 from moeless.functions.invokers.inline import InlineInvoker
 from moeless.functions.invokers.process import ProcessInvoker
 from moeless.functions.local import LocalClient
 from moeless.functions.model_placement import ModelPlacement
 from moeless.functions.store import ExpertStore
-from moeless.functions.supervisor.attachment import MAX_DEVICES
 from moeless.functions.supervisor.client import SupervisorClient
-from moeless.functions.supervisor.config import WorkerConfig
+from moeless.functions.supervisor.pool_directory import PoolDirectory, find_directory
 from moeless.policies.keep_alive import KEEP_ALIVES
 from moeless.telemetry.jsonl import JsonlSink
 from moeless.telemetry.snapshot import GbSeconds, RuntimeSnapshot, Timing
@@ -58,6 +53,7 @@ class ExpertsRuntime:
     Args:
         spec: The model.
         config: How they run.
+        devices: Their labels [D].
         client: The platform.
         dispatcher: The token path.
         invoker: How instances are reached.
@@ -68,6 +64,7 @@ class ExpertsRuntime:
 
     spec: ModelSpec
     config: ExpertsConfig
+    devices: tuple[str, ...]
     client: PlatformClient
     dispatcher: ExpertDispatcher
     invoker: Invoker
@@ -86,7 +83,7 @@ class ExpertsRuntime:
         gb_s_L = report["gb_s_L"] | {"paper": (stats.paper_byte_s_L / GB).tolist()}
         return RuntimeSnapshot(
             model=self.spec.model_id,
-            devices=tuple(device.label for device in self.config.devices),
+            devices=self.devices,
             steps=int(board.step[0]),
             tokens_LE=stats.layers.tokens_LE,
             replicas_LED=board.warm_LED.copy(),
@@ -124,7 +121,11 @@ class ExpertsRuntime:
 
     def is_alive(self) -> bool:
         """Whether the platform can still be reached."""
-        return self.supervisor is None or self.supervisor.process.poll() is None
+        try:
+            self.client.check_alive()
+        except FunctionError:
+            return False
+        return True
 
     def close(self) -> None:
         """Stop everything that was started."""
@@ -187,58 +188,18 @@ def check_experts_config(config: ExpertsConfig) -> None:
     """Refuse what cannot work before anything is loaded or started.
 
     Raises:
-        ConfigError: A policy or a device that does not exist, a predictor that cannot serve, too
-            many devices, or a file for events that cannot be written.
+        ConfigError: A policy, device or pool that does not exist, a predictor that cannot serve,
+            too many devices, or a file for events that cannot be written.
         CheckpointError: A damaged predictor.
     """
     check_policy_config(config.policy)
     check_predictor(config.policy)
     if config.events is not None:
         JsonlSink(config.events).close()
-    if len(config.devices) > MAX_DEVICES:
-        raise ConfigError(
-            f"--devices names {len(config.devices)} devices; use at most {MAX_DEVICES}"
-        )
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for device in config.devices:
-        if device.kind == "cuda" and device.ordinal >= count:
-            raise ConfigError(
-                f"device {device.label} is not there: torch sees {count} CUDA devices; "
-                f"use --devices cpu:N or another GPU"
-            )
-
-
-def device_budgets(spec: ModelSpec, config: ExpertsConfig) -> list[int]:
-    """Bytes that experts may take on each device [D].
-
-    Without an explicit budget each device gets its share of ``memory_factor`` copies of all
-    experts.
-
-    Raises:
-        BudgetError: The devices cannot hold one layer's experts at once.
-    """
-    num_devices = len(config.devices)
-    sizes = [function_bytes(spec.expert, d.torch_name) for d in config.devices]
-    if config.device_memory_bytes is None:
-        factor = PolicyOptions(memory_factor=config.policy.memory_factor).fixed_memory_factor
-        copies = min(factor, num_devices) * spec.num_experts
-        slots = -(-int(np.ceil(copies)) // num_devices)
-        return [slots * spec.num_layers * size for size in sizes]
-    slots = sum(config.device_memory_bytes // size for size in sizes)
-    if slots < spec.num_experts:
-        least = -(-spec.num_experts // num_devices) * max(sizes)
-        raise BudgetError(
-            f"--device-memory {config.device_memory_bytes:,} bytes is too small: {num_devices} "
-            f"devices hold {slots} experts of {max(sizes):,} bytes, but each layer of "
-            f"{spec.model_id} has {spec.num_experts}; give at least {least:,} bytes"
-        )
-    return [config.device_memory_bytes] * num_devices
-
-
-def _policies(spec: ModelSpec, config: ExpertsConfig, clock: Clock) -> PolicySet:
-    devices = [device.torch_name for device in config.devices]
-    cost = serving_cost(spec.expert, devices, config.policy.cost_model)
-    return build_policies(config.policy, cost=cost, clock=clock)
+    if config.pool is not None:
+        find_directory(config.pool)
+    else:
+        check_devices(config)
 
 
 def _dispatcher(
@@ -247,12 +208,15 @@ def _dispatcher(
     look_ahead: ServingLookAhead,
     client: PlatformClient,
     invoker: Invoker,
+    torch_devices: Sequence[str],
 ) -> ExpertDispatcher:
+    cost = serving_cost(loaded.spec.expert, torch_devices, config.policy.cost_model)
+    policies = build_policies(config.policy, cost=cost, clock=SystemClock())
     return ExpertDispatcher(
         loaded.spec,
         client=client,
         invoker=invoker,
-        splitter=_policies(loaded.spec, config, SystemClock()).splitter,
+        splitter=policies.splitter,
         look_ahead=look_ahead.on_path,
     )
 
@@ -268,12 +232,13 @@ def _start_inline(
     ]
     clock = SystemClock()
     sink = build_sink(config.events, clock)
+    torch_devices = [device.torch_name for device in config.devices]
 
     def make_controller(model: ModelPlacement) -> Any:
         return build_controller(
             config.policy,
             model,
-            torch_devices=[device.torch_name for device in config.devices],
+            torch_devices=torch_devices,
             lookahead=look_ahead.distance,
             clock=clock,
             sink=sink,
@@ -294,8 +259,9 @@ def _start_inline(
     return ExpertsRuntime(
         spec=spec,
         config=config,
+        devices=tuple(device.label for device in config.devices),
         client=client,
-        dispatcher=_dispatcher(loaded, config, look_ahead, client, invoker),
+        dispatcher=_dispatcher(loaded, config, look_ahead, client, invoker, torch_devices),
         invoker=invoker,
         look_ahead=look_ahead,
         supervisor=None,
@@ -305,12 +271,11 @@ def _start_inline(
 def _start_processes(
     loaded: LoadedModel, config: ExpertsConfig, look_ahead: ServingLookAhead
 ) -> ExpertsRuntime:
-    spec = loaded.spec
-    budgets = device_budgets(spec, config)
-    spin_us = _spin_us(config)
-    workers = _worker_configs(config, budgets, spin_us)
+    if config.pool is not None:
+        return _attach(loaded, config, look_ahead, find_directory(config.pool), None)
+    budgets = device_budgets(loaded.spec, config)
     supervisor = SupervisorProcess(
-        workers,
+        worker_configs(config, budgets),
         policy=config.policy,
         keep_alive_s=config.keep_alive_s,
         keep_alive_rule=config.keep_alive_rule,
@@ -318,6 +283,21 @@ def _start_processes(
         silence_s=config.worker_silence_s,
         events=config.events,
     )
+    try:
+        return _attach(loaded, config, look_ahead, supervisor.directory, supervisor)
+    except BaseException:
+        supervisor.close()
+        raise
+
+
+def _attach(
+    loaded: LoadedModel,
+    config: ExpertsConfig,
+    look_ahead: ServingLookAhead,
+    directory: PoolDirectory,
+    supervisor: SupervisorProcess | None,
+) -> ExpertsRuntime:
+    spec = loaded.spec
     # Where scores apply to the input each token has K rows of its own.
     max_rows = max(config.max_rows, spec.top_k)
     shape = ChannelShape(
@@ -327,61 +307,36 @@ def _start_processes(
         dtype=spec.expert.dtype,
         num_experts=spec.num_experts,
     )
+    client = SupervisorClient(
+        str(directory.engine_socket),
+        spec=spec,
+        layout=loaded.layout,
+        directory=loaded.directory,
+        shape=shape,
+        lookahead=look_ahead.distance,
+    )
     try:
-        client = SupervisorClient(
-            supervisor.socket_path,
-            spec=spec,
-            layout=loaded.layout,
-            directory=loaded.directory,
-            shape=shape,
-            lookahead=look_ahead.distance,
-        )
         invoker = ProcessInvoker(
             client,
             shape,
-            spin_s=spin_us * 1e-6,
+            spin_s=max((worker.spin_us for worker in client.workers), default=0) * 1e-6,
             deadline_s=config.invocation_timeout_s,
-            cores=[worker.cores for worker in workers],
+            cores=[worker.cores for worker in client.workers],
         )
-        dispatcher = _dispatcher(loaded, config, look_ahead, client, invoker)
+        torch_devices = [worker.torch_device for worker in client.workers]
+        dispatcher = _dispatcher(loaded, config, look_ahead, client, invoker, torch_devices)
     except BaseException:
-        supervisor.close()
+        client.close()
         raise
     return ExpertsRuntime(
         spec=spec,
         config=config,
+        devices=tuple(
+            f"cpu:{device}" if name == "cpu" else name for device, name in enumerate(torch_devices)
+        ),
         client=client,
         dispatcher=dispatcher,
         invoker=invoker,
         look_ahead=look_ahead,
         supervisor=supervisor,
     )
-
-
-def _worker_configs(
-    config: ExpertsConfig, budgets: list[int], spin_us: int
-) -> tuple[WorkerConfig, ...]:
-    """Give each worker its cores: a slice of what this process may use, none twice if possible."""
-    cores = sorted(os.sched_getaffinity(0))
-    count = len(config.devices)
-    threads = config.worker_threads or max(1, len(cores) // count)
-    workers = []
-    for i, (device, budget) in enumerate(zip(config.devices, budgets, strict=True)):
-        own = tuple(dict.fromkeys(cores[(i * threads + t) % len(cores)] for t in range(threads)))
-        workers.append(
-            WorkerConfig(
-                torch_device=device.torch_name,
-                budget_bytes=budget,
-                threads=threads,
-                cores=own if device.kind == "cpu" else (),
-                spin_us=spin_us,
-            )
-        )
-    return tuple(workers)
-
-
-def _spin_us(config: ExpertsConfig) -> int:
-    """Spinning pays only where it takes no core from somebody who computes."""
-    if config.spin_us is not None:
-        return config.spin_us
-    return 50 if len(os.sched_getaffinity(0)) > len(config.devices) + 2 else 0

@@ -9,28 +9,25 @@ import contextlib
 import dataclasses
 import logging
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from moeless.bootstrap.control import build_controller, build_sink
 from moeless.config import PolicyConfig
 from moeless.core.clock import SystemClock
-from moeless.errors import ConfigError, FunctionError, MoelessError
+from moeless.errors import FunctionError, MoelessError
 from moeless.functions.load_intake import LoadConsumer
 from moeless.functions.messages import Message, receive, send
 from moeless.functions.model_placement import ModelPlacement
 from moeless.functions.supervisor.config import SupervisorConfig, WorkerConfig
+from moeless.functions.supervisor.pool_directory import PoolDirectory, private_directory
 from moeless.functions.supervisor.supervisor import Supervisor
 from moeless.policies.keep_alive import KEEP_ALIVES
 from moeless.telemetry.log_format import configure_logging, format_in_use
 
 _STOP_TIMEOUT_S = 3.0
-_LONGEST_BASE = 70
-"""Bytes; the path of a Unix socket has at most 107."""
 
 
 class SupervisorProcess:
@@ -57,8 +54,8 @@ class SupervisorProcess:
         silence_s: float,
         events: Path | None = None,
     ) -> None:
-        self._directory = _private_directory()
-        self.socket_path = str(self._directory / "supervisor.sock")
+        self.directory = private_directory()
+        self.socket_path = str(self.directory.engine_socket)
         config = SupervisorConfig(
             socket_path=self.socket_path,
             workers=workers,
@@ -101,22 +98,7 @@ class SupervisorProcess:
             self.process.kill()
             self.process.wait()
         self._owner.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
-
-
-def _private_directory() -> Path:
-    """A new directory that only its owner may enter, with a path that a socket can have.
-
-    Raises:
-        ConfigError: No folder for temporary files can be used.
-    """
-    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108
-        if base and len(os.fsencode(base)) <= _LONGEST_BASE and os.access(base, os.W_OK | os.X_OK):
-            return Path(tempfile.mkdtemp(prefix="moeless-", dir=base))  # mode 0700
-    raise ConfigError(
-        "no folder for the supervisor's socket: set XDG_RUNTIME_DIR to one that you can write to, "
-        f"with at most {_LONGEST_BASE} bytes in its path"
-    )
+        self.directory.remove()
 
 
 def run(owner: socket.socket) -> None:
@@ -168,7 +150,7 @@ def run(owner: socket.socket) -> None:
         ).run()
     finally:
         # The owner removes it, too; this is for an owner that was killed.
-        shutil.rmtree(Path(config.socket_path).parent, ignore_errors=True)
+        PoolDirectory(Path(config.socket_path).parent).remove()
 
 
 def main() -> None:

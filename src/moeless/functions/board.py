@@ -1,25 +1,34 @@
-"""The board: arrays that an engine and the function platform share, one board per attachment.
+"""The boards: arrays that engines and the function platform share.
+
+A model has one *model board*, which the platform writes and all engines of the model read. Each
+engine has one *engine board*: what it is doing, what it expects and what came true. So the
+engines of a model share its instances and its plans, and none of them can disturb another.
 
 Each array has exactly one writer; readers may see a value that is a moment old, and everything
 that depends on a board is safe then: a replica believed warm may have left (the worker says so
 and the tokens go elsewhere), a plan may be one step old. So nobody ever locks or waits here.
 
-The buffer is anonymous shared memory between processes, or plain memory inside one process.
+The buffers are anonymous shared memory between processes, or plain memory inside one process.
 """
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-_FIELDS: tuple[tuple[str, str, str], ...] = (
-    # name, dtype, shape; written by the platform
+_Fields = tuple[tuple[str, str, str], ...]
+
+_MODEL_FIELDS: _Fields = (
+    # name, dtype, shape; all written by the platform
     ("warm_LED", "u1", "LED"),
     ("planned_LED", "u1", "LED"),
     ("plan_load_LE", "f8", "LE"),
-    ("plan_step_L", "i8", "L"),
     ("device_up_D", "i8", "D"),
     ("device_generation_D", "i8", "D"),
+)
+_ENGINE_FIELDS: _Fields = (
+    # written by the platform
+    ("plan_step_L", "i8", "L"),
     # written by the engine
     ("step", "i8", "1"),
     ("layer", "i8", "1"),
@@ -33,11 +42,13 @@ _FIELDS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def _layout(L: int, E: int, D: int) -> tuple[dict[str, tuple[int, str, tuple[int, ...]]], int]:
+def _layout(
+    given: _Fields, L: int, E: int, D: int
+) -> tuple[dict[str, tuple[int, str, tuple[int, ...]]], int]:
     sizes = {"L": L, "E": E, "D": D, "1": 1}
     fields: dict[str, tuple[int, str, tuple[int, ...]]] = {}
     offset = 0
-    for name, dtype, axes in _FIELDS:
+    for name, dtype, axes in given:
         shape = tuple(sizes[axis] for axis in axes)
         fields[name] = (offset, dtype, shape)
         num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -45,11 +56,21 @@ def _layout(L: int, E: int, D: int) -> tuple[dict[str, tuple[int, str, tuple[int
     return fields, offset
 
 
-class Board:
-    """Views of the shared arrays.
+def _map(part: object, given: _Fields, buffer: Any, L: int, E: int, D: int) -> None:
+    fields, size = _layout(given, L, E, D)
+    view = memoryview(buffer)
+    assert view.nbytes >= size
+    for name, (offset, dtype, shape) in fields.items():
+        count = int(np.prod(shape))
+        array = np.frombuffer(view, dtype=dtype, count=count, offset=offset).reshape(shape)
+        setattr(part, name, array)
+
+
+class ModelBoard:
+    """What the platform tells the engines of one model.
 
     Args:
-        buffer: At least ``Board.num_bytes(...)`` bytes, zeroed before the first use.
+        buffer: At least ``ModelBoard.num_bytes(...)`` bytes, zeroed before the first use.
         num_layers: L.
         num_experts: E.
         num_devices: D.
@@ -60,13 +81,36 @@ class Board:
     planned_LED: NDArray[np.uint8]
     """Copies that the plan in force has of each replica; see ``core.copies``."""
     plan_load_LE: NDArray[np.float64]
-    """Loads that the plans in force were made for, tokens."""
-    plan_step_L: NDArray[np.int64]
-    """Latest step that each layer's plan is for: until then no forecast of it is needed."""
+    """Loads that the plans in force were made for, of all engines together, tokens."""
     device_up_D: NDArray[np.int64]
     """1 while the device's worker lives."""
     device_generation_D: NDArray[np.int64]
     """Counts the workers that a device has had."""
+
+    def __init__(
+        self, buffer: Any, *, num_layers: int, num_experts: int, num_devices: int
+    ) -> None:
+        _map(self, _MODEL_FIELDS, buffer, num_layers, num_experts, num_devices)
+
+    @staticmethod
+    def num_bytes(*, num_layers: int, num_experts: int, num_devices: int) -> int:
+        """Bytes of a model board of this shape."""
+        return _layout(_MODEL_FIELDS, num_layers, num_experts, num_devices)[1]
+
+
+class EngineBoard:
+    """What one engine tells the platform, and for which of its steps plans were made.
+
+    Args:
+        buffer: At least ``EngineBoard.num_bytes(...)`` bytes, zeroed before the first use.
+        num_layers: L.
+        num_experts: E.
+        num_devices: D.
+    """
+
+    plan_step_L: NDArray[np.int64]
+    """Latest of the engine's steps that each layer's plan is for: until then no forecast of it is
+    needed."""
     step: NDArray[np.int64]
     """The engine's iteration, from 1."""
     layer: NDArray[np.int64]
@@ -84,18 +128,12 @@ class Board:
     busy_ns_LD: NDArray[np.int64]
     """Execution time of each layer's instances since the engine attached; all are of one size."""
     used_ns_LED: NDArray[np.int64]
-    """When each instance was last used, monotonic clock."""
+    """When the engine last used each instance, monotonic clock."""
 
     def __init__(
         self, buffer: Any, *, num_layers: int, num_experts: int, num_devices: int
     ) -> None:
-        fields, size = _layout(num_layers, num_experts, num_devices)
-        view = memoryview(buffer)
-        assert view.nbytes >= size
-        for name, (offset, dtype, shape) in fields.items():
-            count = int(np.prod(shape))
-            array = np.frombuffer(view, dtype=dtype, count=count, offset=offset).reshape(shape)
-            setattr(self, name, array)
+        _map(self, _ENGINE_FIELDS, buffer, num_layers, num_experts, num_devices)
 
     def post_forecast(
         self, layer: int, load_E: NDArray[np.number], *, error: float, step: int
@@ -129,11 +167,36 @@ class Board:
 
     @staticmethod
     def num_bytes(*, num_layers: int, num_experts: int, num_devices: int) -> int:
-        """Bytes of a board of this shape."""
-        return _layout(num_layers, num_experts, num_devices)[1]
+        """Bytes of an engine board of this shape."""
+        return _layout(_ENGINE_FIELDS, num_layers, num_experts, num_devices)[1]
+
+
+class Board(ModelBoard, EngineBoard):
+    """Both boards as one engine sees them.
+
+    Args:
+        model_buffer: Its model's board; may be readable only.
+        engine_buffer: Its own.
+        num_layers: L.
+        num_experts: E.
+        num_devices: D.
+    """
+
+    def __init__(
+        self,
+        model_buffer: Any,
+        engine_buffer: Any,
+        *,
+        num_layers: int,
+        num_experts: int,
+        num_devices: int,
+    ) -> None:
+        _map(self, _MODEL_FIELDS, model_buffer, num_layers, num_experts, num_devices)
+        _map(self, _ENGINE_FIELDS, engine_buffer, num_layers, num_experts, num_devices)
 
     @classmethod
-    def in_process(cls, *, num_layers: int, num_experts: int, num_devices: int) -> "Board":
-        """A board in plain memory, for an engine and a platform in one process."""
+    def in_process(cls, *, num_layers: int, num_experts: int, num_devices: int) -> Self:
+        """Boards in plain memory, for an engine and a platform in one process."""
         shape = {"num_layers": num_layers, "num_experts": num_experts, "num_devices": num_devices}
-        return cls(bytearray(cls.num_bytes(**shape)), **shape)
+        model_bytes, engine_bytes = ModelBoard.num_bytes(**shape), EngineBoard.num_bytes(**shape)
+        return cls(bytearray(model_bytes), bytearray(engine_bytes), **shape)

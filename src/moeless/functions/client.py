@@ -51,6 +51,14 @@ class PlatformClient(Protocol):
         """A device does not answer: it must be replaced before its work is repeated."""
         ...
 
+    def check_alive(self) -> None:
+        """Look whether the platform is still there. May be called from any thread.
+
+        Raises:
+            FunctionError: It is gone.
+        """
+        ...
+
     def report(self) -> Report:
         """Counters of the platform. May be called from any thread."""
         ...

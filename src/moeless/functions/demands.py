@@ -1,14 +1,19 @@
 """Demands: tokens that wait until functions are warm somewhere, and the search for a place.
 
+Each engine has at most one open demand. They stand in one line, whatever their model: the oldest
+is served first, and nothing that it needs is kept from it by younger ones.
+
 Single-threaded like the platform. It must not know torch, sockets or processes.
 """
 
-from collections.abc import Collection, Sequence
+import itertools
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from moeless.core.model import FunctionId, ModelSpec
-from moeless.functions.board import Board
+from moeless.functions.board import ModelBoard
 from moeless.functions.lifecycle import State
 from moeless.functions.pool import DevicePool
 
@@ -17,7 +22,10 @@ from moeless.functions.pool import DevicePool
 class Demand:
     """Tokens wait until every one of these functions is warm somewhere."""
 
+    engine: int
     ticket: int
+    place: int
+    """In the line of all demands."""
     layer: int
     missing: set[FunctionId]
     failures: dict[FunctionId, dict[int, str]] = field(default_factory=dict)
@@ -29,12 +37,14 @@ class DemandResult:
     """The end of a demand.
 
     Args:
-        ticket: Which demand.
+        ticket: Which demand of its engine.
         error: None when all functions became warm, else the reason why one cannot.
+        engine: Whose demand.
     """
 
     ticket: int
     error: str | None = None
+    engine: int = 0
 
 
 class DemandingModel(Protocol):
@@ -42,8 +52,9 @@ class DemandingModel(Protocol):
 
     spec: ModelSpec
     function_bytes: int
-    board: Board
+    board: ModelBoard
     demands: dict[int, Demand]
+    """By engine."""
     barred: dict[int, str]
 
     def function(self, layer: int, expert: int) -> FunctionId:
@@ -55,24 +66,71 @@ class DemandDesk:
     """Sees to it that what tokens wait for is on its way somewhere, and tells when a wait ends.
 
     Args:
-        pools: One per device.
+        models: By id; kept up to date by the owner.
+        pools: One per device; kept up to date by the owner.
         returning: Devices whose next host is on its way; kept up to date by the owner.
     """
 
-    def __init__(self, pools: Sequence[DevicePool], *, returning: Collection[int]) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, DemandingModel],
+        pools: Sequence[DevicePool],
+        *,
+        returning: Collection[int],
+    ) -> None:
+        self._models = models
         self._pools = pools
         self._returning = returning
+        self._places = itertools.count(1)
         self._finished: list[DemandResult] = []
 
     def open(
-        self, model: DemandingModel, *, ticket: int, layer: int, experts: Sequence[int]
+        self,
+        model: DemandingModel,
+        *,
+        engine: int,
+        ticket: int,
+        layer: int,
+        experts: Sequence[int],
     ) -> None:
-        """Note a demand; an engine waits for one before it makes the next, so older ones end."""
-        for older in list(model.demands.values()):
+        """Note a demand; an engine waits for one before it makes the next, so its older one ends.
+
+        Args:
+            model: The engine's model.
+            engine: Whose tokens wait.
+            ticket: The engine's own number for it.
+            layer: Of the experts.
+            experts: Which ones are needed.
+        """
+        older = model.demands.get(engine)
+        if older is not None:
             self._end(model, older, error="given up for a newer demand")
         functions = {model.function(layer, expert) for expert in experts}
-        missing = {f for f in functions if not model.board.warm_LED[layer, f.expert].any()}
-        model.demands[ticket] = Demand(ticket=ticket, layer=layer, missing=missing)
+        model.demands[engine] = Demand(
+            engine=engine,
+            ticket=ticket,
+            place=next(self._places),
+            layer=layer,
+            missing={f for f in functions if not model.board.warm_LED[layer, f.expert].any()},
+        )
+
+    def drop(self, model: DemandingModel, engine: int) -> None:
+        """An engine is gone: nobody waits for its demand, nor for the end of it."""
+        demand = model.demands.pop(engine, None)
+        if demand is not None:
+            self._withdraw(model, demand)
+        self._finished = [result for result in self._finished if result.engine != engine]
+
+    def place_of_engine(self, model: str, engine: int) -> int | None:
+        """Place in the line of those that wait, lower is older; None for one that computes."""
+        demand = self._models[model].demands.get(engine)
+        return None if demand is None else demand.place
+
+    def place_of_function(self, function: FunctionId) -> int:
+        """Place of the oldest engine that waits for a function; beyond all others if none does."""
+        demands = self._models[function.model].demands.values()
+        places = [demand.place for demand in demands if function in demand.missing]
+        return min(places, default=sys.maxsize)
 
     def finished(self) -> list[DemandResult]:
         """Demands that have ended since the last call."""
@@ -127,9 +185,15 @@ class DemandDesk:
             pool.want(function, num_bytes=model.function_bytes, blocking=True)
 
     def _end(self, model: DemandingModel, demand: Demand, *, error: str | None = None) -> None:
-        self._finished.append(DemandResult(ticket=demand.ticket, error=error))
-        del model.demands[demand.ticket]
-        for function in demand.missing:
+        result = DemandResult(ticket=demand.ticket, error=error, engine=demand.engine)
+        self._finished.append(result)
+        del model.demands[demand.engine]
+        self._withdraw(model, demand)
+
+    def _withdraw(self, model: DemandingModel, demand: Demand) -> None:
+        """Take back the wishes of a demand that has ended; what others wait for stays wanted."""
+        others = [other.missing for other in model.demands.values()]
+        for function in demand.missing.difference(*others):
             for pool in self._pools:
                 pool.unwant(function, blocking=True)
 

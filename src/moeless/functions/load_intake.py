@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from moeless.core.plan import LoadArray
-from moeless.functions.board import Board
+from moeless.functions.board import EngineBoard
 
 
 class LoadConsumer(Protocol):
@@ -43,7 +43,7 @@ class LoadIntake:
         consumer: The control loop.
     """
 
-    def __init__(self, board: Board, consumer: LoadConsumer) -> None:
+    def __init__(self, board: EngineBoard, consumer: LoadConsumer) -> None:
         self._board = board
         self._consumer = consumer
         self._forecast_L = np.zeros_like(board.forecast_step_L)

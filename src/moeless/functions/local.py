@@ -125,6 +125,7 @@ class LocalClient:
         self._model = self._platform.add_model(
             spec, function_bytes=function_bytes, board=self._board
         )
+        self._model.join(0, self._board)
         controller = make_controller(self._model)
         self._wants_loads = controller.adaptive
         self._intake = LoadIntake(self._board, controller)
@@ -195,6 +196,15 @@ class LocalClient:
             UnavailableError: Always.
         """
         raise UnavailableError(f"device {device}: {reason}")
+
+    def check_alive(self) -> None:
+        """Look whether the platform's thread still works.
+
+        Raises:
+            FunctionError: It has failed.
+        """
+        if self._failure is not None:
+            raise FunctionError(self._failure)
 
     def report(self) -> Report:
         """Counters of the platform. May be called from any thread."""

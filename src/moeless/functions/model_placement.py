@@ -1,4 +1,4 @@
-"""One model on the platform: its board, its plans in force and its counters.
+"""One model on the platform: its board, its engines, its plans in force and its counters.
 
 Single-threaded like the platform. It must not know torch, sockets or processes.
 """
@@ -14,7 +14,7 @@ from moeless.core.model import FunctionId, ModelSpec
 from moeless.core.plan import CountArray, Plan, PlanDiff, ReplicaArray, diff_plan
 from moeless.core.ports import Clock
 from moeless.functions.billing import GB, ResidencyMeter
-from moeless.functions.board import Board
+from moeless.functions.board import EngineBoard, ModelBoard
 from moeless.functions.demands import Demand
 from moeless.functions.layer_quota import layer_quota_D
 from moeless.functions.lifecycle import State
@@ -88,16 +88,22 @@ class ModelPlacement:
         *,
         spec: ModelSpec,
         function_bytes: int,
-        board: Board,
+        board: ModelBoard,
         max_replicas: int | None = None,
     ) -> None:
         self.spec = spec
         self.function_bytes = function_bytes
+        self.board = board
         self.max_replicas = max_replicas
-        self.attach(board)
+        self.engines: dict[int, EngineBoard] = {}
+        """Engines that are there, by number."""
+        self.speaker: tuple[int, int] | None = None
+        """The engine for whose step plans are being made, and how far the control loop's count of
+        steps is ahead of that engine's; None where plans are for all engines."""
         self._platform = platform
         self.started_s = platform.clock.now_s()
         self.earlier_busy_ns_L: CountArray = np.zeros(spec.num_layers, dtype=np.int64)
+        self.earlier_used_ns_LED: CountArray = np.zeros(board.warm_LED.shape, dtype=np.int64)
         self.cold_starts_L: CountArray = np.zeros(spec.num_layers, dtype=np.int64)
         self.blocking_loads = 0
         self.evictions = 0
@@ -107,15 +113,52 @@ class ModelPlacement:
         self.demands: dict[int, Demand] = {}
         self.barred: dict[int, str] = {}
         """Devices that cannot serve the model although they are up, with the reason."""
-
-    def attach(self, board: Board) -> None:
-        """Take the board of a new engine, on which nothing is planned yet."""
-        self.board = board
-        self.releases_L = [False] * self.spec.num_layers
+        self.releases_L = [False] * spec.num_layers
         self.held_back: set[int] = set()
         self.quota_D: tuple[bytes, CountArray] | None = None
         self._settled: dict[int, tuple[bytes, bool, PlanDiff]] = {}
-        self._made_for_step_L: CountArray = np.zeros(self.spec.num_layers, dtype=np.int64)
+        self._made_for_step_L: dict[int, CountArray] = {}
+
+    def join(self, engine: int, board: EngineBoard) -> None:
+        """An engine begins to use the model.
+
+        Args:
+            engine: A number that no other engine of the platform has.
+            board: Its board.
+        """
+        board.layer[0] = -1  # no layer has run
+        self.engines[engine] = board
+        self._made_for_step_L[engine] = np.zeros(self.spec.num_layers, dtype=np.int64)
+
+    def leave(self, engine: int) -> None:
+        """An engine is gone; what it used and was billed for stays on record."""
+        board = self.engines.pop(engine)
+        del self._made_for_step_L[engine]
+        self.earlier_busy_ns_L += board.busy_ns_LD.sum(axis=1)
+        np.maximum(self.earlier_used_ns_LED, board.used_ns_LED, out=self.earlier_used_ns_LED)
+
+    def running_layers(self) -> dict[int, int]:
+        """The layer whose gate spoke last in each engine, by engine; -1 for none yet."""
+        return {engine: int(board.layer[0]) for engine, board in self.engines.items()}
+
+    def is_running(self, layer: int) -> bool:
+        """Whether some engine computes the layer now."""
+        return any(int(board.layer[0]) == layer for board in self.engines.values())
+
+    def last_used_ns(self, layer: int, expert: int, device: int) -> int:
+        """When any engine last used an instance, or it became warm; monotonic clock."""
+        place = layer, expert, device
+        used_ns = int(self.earlier_used_ns_LED[place])
+        for board in self.engines.values():
+            used_ns = max(used_ns, int(board.used_ns_LED[place]))
+        return used_ns
+
+    def busy_ns_L(self) -> CountArray:
+        """How long each layer's instances have computed, for all engines, int64 [L]."""
+        busy_ns_L: CountArray = self.earlier_busy_ns_L.copy()
+        for board in self.engines.values():
+            busy_ns_L += board.busy_ns_LD.sum(axis=1)
+        return busy_ns_L
 
     def unsettle(self, layer: int | None = None) -> None:
         """What is planned for a layer (None: for all) may not be warm or under way any more."""
@@ -123,11 +166,12 @@ class ModelPlacement:
             self._settled.clear()
         else:
             self._settled.pop(layer, None)
-        # A plan that was to stand for longer is looked at again from the engine's next step on.
+        # A plan that was to stand for longer is looked at again from each engine's next step on.
         layers = slice(None) if layer is None else slice(layer, layer + 1)
-        plan_step_L = self.board.plan_step_L[layers]
-        soon_L = np.maximum(self._made_for_step_L[layers], self.board.step[0])
-        np.minimum(plan_step_L, soon_L, out=plan_step_L)
+        for engine, board in self.engines.items():
+            plan_step_L = board.plan_step_L[layers]
+            soon_L = np.maximum(self._made_for_step_L[engine][layers], board.step[0])
+            np.minimum(plan_step_L, soon_L, out=plan_step_L)
 
     @property
     def num_devices(self) -> int:
@@ -172,7 +216,9 @@ class ModelPlacement:
         self.plan_s.add(decision_s)
         board, layer = self.board, plan.layer
         board.plan_load_LE[layer] = plan.load_E
-        self._made_for_step_L[layer] = plan.step
+        spoken_for = self._spoken_for(plan)
+        for engine, step in spoken_for:
+            self._made_for_step_L[engine][layer] = step
         replicas = plan.replicas_ED.tobytes()
         known = self._settled.get(layer)
         if known is not None and known[0] == replicas and known[1] == plan.release:
@@ -182,10 +228,19 @@ class ModelPlacement:
             if not diff.start:
                 again = PlanDiff(layer=layer, kept=diff.kept)
                 self._settled[layer] = (replicas, plan.release, again)
-        board.plan_step_L[layer] = plan.step + (0 if diff.start else plan.steps - 1)
+        for engine, step in spoken_for:
+            stands = 0 if diff.start else plan.steps - 1
+            self.engines[engine].plan_step_L[layer] = step + stands
         if self.held_back:
             self._platform.release_held_back(self)
         return diff
+
+    def _spoken_for(self, plan: Plan) -> list[tuple[int, int]]:
+        """Engines that a plan is made for, each with its own step."""
+        if self.speaker is None:
+            return [(engine, plan.step) for engine in self.engines]
+        engine, ahead = self.speaker
+        return [(engine, plan.step - ahead)]
 
     def _put_in_force(self, plan: Plan) -> PlanDiff:
         board, layer = self.board, plan.layer
@@ -222,7 +277,7 @@ class ModelPlacement:
         if not self.releases_L[layer]:
             assert self.max_replicas is not None
             excess = max(0, int(np.count_nonzero(warm_ED)) - self.max_replicas)
-            used_ns = self.board.used_ns_LED[layer][found[:, 0], found[:, 1]]
+            used_ns = [self.last_used_ns(layer, expert, device) for expert, device in found]
             found = found[np.argsort(used_ns, kind="stable")[:excess]]
         return [(expert, device) for expert, device in found.tolist()]
 
@@ -240,7 +295,7 @@ class ModelPlacement:
                 if instance.function.model == self.spec.model_id:
                     states_D[instance.state.value][pool.device] += 1
         budget = sum(pool.budget_bytes for pool in pools)
-        busy_ns_L = self.earlier_busy_ns_L + self.board.busy_ns_LD.sum(axis=1)
+        busy_ns_L = self.busy_ns_L()
         reserved = budget * (now_s - self.started_s) / GB
         return {
             "cold_starts_L": self.cold_starts_L.tolist(),

@@ -7,15 +7,35 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from moeless.core.model import FunctionId, ModelSpec
-from moeless.functions.board import Board
+from moeless.functions.board import ModelBoard
 from moeless.functions.lifecycle import Instance
 
 
 class RunningModel(Protocol):
-    """A model whose layers take turns."""
+    """A model whose layers take turns, in one engine or in several."""
 
     spec: ModelSpec
-    board: Board
+    board: ModelBoard
+
+    def running_layers(self) -> Mapping[int, int]:
+        """The layer whose gate spoke last in each engine, by engine; -1 for none yet."""
+        ...
+
+    def last_used_ns(self, layer: int, expert: int, device: int) -> int:
+        """When any engine last used an instance, or it became warm; monotonic clock."""
+        ...
+
+
+class Waiters(Protocol):
+    """Knows which engines wait for loads, and since when."""
+
+    def place_of_engine(self, model: str, engine: int) -> int | None:
+        """Place in the line of those that wait, lower is older; None for one that computes."""
+        ...
+
+    def place_of_function(self, function: FunctionId) -> int:
+        """Place of the oldest engine that waits for a function; beyond all others if none does."""
+        ...
 
 
 class NeedOrder:
@@ -23,23 +43,30 @@ class NeedOrder:
 
     Args:
         models: By id; kept up to date by the owner.
+        waiters: Engines that wait for loads.
     """
 
-    def __init__(self, models: Mapping[str, RunningModel]) -> None:
+    def __init__(self, models: Mapping[str, RunningModel], waiters: Waiters) -> None:
         self._models = models
+        self._waiters = waiters
 
     def moment(self) -> object:
         """The layers whose gates spoke last: ``needed_in`` follows from them."""
-        return [int(model.board.layer[0]) for model in self._models.values()]
+        return [list(model.running_layers().values()) for model in self._models.values()]
 
     def needed_in(self, function: FunctionId) -> int:
-        """Layers until the function's layer runs next, from 1 to L.
+        """Layers until the function's layer runs next in some engine, from 1 to L.
 
         The layer whose gate spoke last has had its turn: it counts as L.
         """
         model = self._models[function.model]
-        ahead = (function.layer - int(model.board.layer[0])) % model.spec.num_layers
-        return ahead or model.spec.num_layers
+        num_layers = model.spec.num_layers
+        running = model.running_layers().values() or (-1,)
+        return min((function.layer - layer) % num_layers or num_layers for layer in running)
+
+    def waits_since(self, function: FunctionId) -> int:
+        """Place of those who wait for the function; lower waits for longer."""
+        return self._waiters.place_of_function(function)
 
     def worth(self, instance: Instance) -> tuple[float, ...]:
         """Unplanned first; then what is needed last; then second copies; then the idlest."""
@@ -50,20 +77,36 @@ class NeedOrder:
             float(model.board.planned_LED[layer, expert, instance.device] > 0),
             -float(self.needed_in(instance.function)),
             float(warm_D.sum() <= 1),
-            float(model.board.used_ns_LED[layer, expert, instance.device]),
+            float(model.last_used_ns(layer, expert, instance.device)),
         )
 
     def may_evict(self, victim: Instance, *, for_load: FunctionId, blocking: bool) -> bool:
-        """Whether a victim is needed later than the function that wants its place."""
+        """Whether a victim is needed later than the function that wants its place.
+
+        A layer that an engine is computing keeps one copy of each expert. Engines that wait for
+        loads keep theirs from those only that have begun to wait later: whoever waits for longest
+        gets what it needs, however little room there is.
+        """
         model = self._models[victim.function.model]
         layer, expert = victim.function.layer, victim.function.expert
         only_copy = model.board.warm_LED[layer, expert].sum() <= 1
-        current = layer == int(model.board.layer[0])
+        running = model.running_layers()
+        current = layer in running.values()
         if blocking:
-            return not (current and only_copy)
+            return not (current and only_copy) or not self._is_kept(victim, running, for_load)
         if current:
             return False
         planned = bool(model.board.planned_LED[layer, expert, victim.device])
         if not planned and not only_copy:
             return True
         return self.needed_in(victim.function) > self.needed_in(for_load)
+
+    def _is_kept(self, victim: Instance, running: Mapping[int, int], for_load: FunctionId) -> bool:
+        """Whether an engine that computes the victim's layer keeps it from those who wait."""
+        theirs = self._waiters.place_of_function(for_load)
+        for engine, layer in running.items():
+            if layer == victim.function.layer:
+                place = self._waiters.place_of_engine(victim.function.model, engine)
+                if place is None or place <= theirs:
+                    return True
+        return False

@@ -15,7 +15,7 @@ from moeless.core.plan import ReplicaArray
 from moeless.core.ports import Clock, EventSink, KeepAlive
 from moeless.errors import BudgetError, FunctionError
 from moeless.functions.billing import ResidencyMeter
-from moeless.functions.board import Board
+from moeless.functions.board import ModelBoard
 from moeless.functions.demands import DemandDesk, DemandResult
 from moeless.functions.host_port import HostPort
 from moeless.functions.lifecycle import Instance
@@ -50,15 +50,16 @@ class Platform:
         self.clock = clock
         self.hosts: dict[int, HostPort] = {}
         self.models: dict[str, ModelPlacement] = {}
-        order = NeedOrder(self.models)
-        self.pools = [
+        self.pools: list[DevicePool] = []
+        self._returning: set[int] = set()
+        self._desk = DemandDesk(self.models, self.pools, returning=self._returning)
+        order = NeedOrder(self.models, self._desk)
+        self.pools += [
             DevicePool(device=d, budget_bytes=b, order=order) for d, b in enumerate(budgets_bytes)
         ]
         self.meters: dict[str, ResidencyMeter] = {}
         self._keep_alive = keep_alive
         self._sink = sink
-        self._returning: set[int] = set()
-        self._desk = DemandDesk(self.pools, returning=self._returning)
         self._load_began_s: dict[tuple[FunctionId, int], float] = {}
         self._retries = LoadRetries()
 
@@ -69,24 +70,23 @@ class Platform:
         spec: ModelSpec,
         *,
         function_bytes: int,
-        board: Board,
+        board: ModelBoard,
         max_replicas: int | None = None,
     ) -> ModelPlacement:
-        """Register a model; instances left by an earlier engine of the same model stay warm.
+        """Register a model, which no engine uses yet.
 
         Args:
             spec: The model.
             function_bytes: Bytes that one instance holds on a device.
-            board: Shared with the model's engine.
-            max_replicas: See ``ModelPlacement``; an earlier engine's value stays.
+            board: Shared with the model's engines; kept for as long as the model is known.
+            max_replicas: See ``ModelPlacement``.
 
         Raises:
             BudgetError: The devices cannot hold one layer's experts at once.
-            FunctionError: Another model has the same id.
+            FunctionError: A model has the same id.
         """
-        known = self.models.get(spec.model_id)
-        if known is not None:
-            return self._rebind(known, spec=spec, function_bytes=function_bytes, board=board)
+        if spec.model_id in self.models:
+            raise FunctionError(f"a model is known as {spec.model_id}")
         slots = sum(pool.budget_bytes // function_bytes for pool in self.pools)
         if slots < spec.num_experts:
             least = -(-spec.num_experts // len(self.pools)) * function_bytes
@@ -102,37 +102,25 @@ class Platform:
             board=board,
             max_replicas=max_replicas,
         )
-        board.layer[0] = -1  # no layer has run
-        up = [d in self.hosts and d not in model.barred for d in range(len(self.pools))]
-        board.device_up_D[:] = up
+        board.device_up_D[:] = [device in self.hosts for device in range(len(self.pools))]
         self.models[spec.model_id] = model
         self.meters[spec.model_id] = ResidencyMeter(spec.num_layers, now_s=self.clock.now_s())
         return model
 
-    def release(self, model: ModelPlacement) -> None:
-        """The model's engine is gone.
+    def leave(self, model: ModelPlacement, engine: int) -> None:
+        """An engine is gone, and with it what it demanded; others of its model go on.
 
-        Its instances stay until their keep-alive ends or somebody else needs the room.
+        After the last one the model's instances stay until their keep-alive ends or somebody else
+        needs the room.
         """
-        model.demands.clear()
+        self._desk.drop(model, engine)
+        model.leave(engine)
+        if model.engines:
+            return
         model.board.planned_LED[:] = 0
-        model.board.layer[0] = -1  # no layer is being computed: none is protected
         model.unsettle()
         for pool in self.pools:
             pool.unwant_model(model.spec.model_id)
-
-    def _rebind(
-        self, model: ModelPlacement, *, spec: ModelSpec, function_bytes: int, board: Board
-    ) -> ModelPlacement:
-        if model.spec != spec or model.function_bytes != function_bytes:
-            raise FunctionError(f"another model is known as {spec.model_id}")
-        board.layer[0] = -1
-        board.device_up_D[:] = model.board.device_up_D
-        board.warm_LED[:] = model.board.warm_LED
-        board.used_ns_LED[:] = model.board.used_ns_LED
-        model.earlier_busy_ns_L += model.board.busy_ns_LD.sum(axis=1)
-        model.attach(board)
-        return model
 
     def device_up(self, device: int, host: HostPort) -> None:
         """A device's host is ready; what is planned for it is loaded."""
@@ -209,15 +197,26 @@ class Platform:
     # The token path's last resort
 
     def demand(
-        self, model: ModelPlacement, *, ticket: int, layer: int, experts: Sequence[int]
+        self,
+        model: ModelPlacement,
+        *,
+        ticket: int,
+        layer: int,
+        experts: Sequence[int],
+        engine: int = 0,
     ) -> None:
         """Tokens wait for experts that have no warm replica: load them before all else.
 
         The end is reported by ``finished``. An engine waits for one demand before it makes the
-        next, so an older one that is still open has been given up.
+        next, so an older one of the same engine that is still open has been given up.
         """
-        self._desk.open(model, ticket=ticket, layer=layer, experts=experts)
+        self._desk.open(model, engine=engine, ticket=ticket, layer=layer, experts=experts)
         self.advance()
+
+    @property
+    def has_demands(self) -> bool:
+        """Whether tokens of some engine wait for loads."""
+        return any(model.demands for model in self.models.values())
 
     def finished(self) -> list[DemandResult]:
         """Demands that have ended since the last call."""
@@ -231,8 +230,9 @@ class Platform:
         instance = self.pools[device].loaded(function, now_s=now_s)
         began_s = self._load_began_s.pop((function, device), now_s)
         model = self.models[function.model]
-        model.board.used_ns_LED[function.layer, function.expert, device] = int(now_s * 1e9)
-        model.board.warm_LED[function.layer, function.expert, device] = 1
+        place = function.layer, function.expert, device
+        model.earlier_used_ns_LED[place] = int(now_s * 1e9)
+        model.board.warm_LED[place] = 1
         model.cold_starts_L[function.layer] += 1
         model.blocking_loads += instance.blocking
         self._retries.note_success(function, device)
@@ -326,7 +326,7 @@ class Platform:
         surplus = model.surplus(layer)
         if not surplus:
             return
-        if layer == int(model.board.layer[0]):
+        if model.is_running(layer):
             model.held_back.add(layer)
             return
         now_s = self.clock.now_s()
@@ -341,7 +341,7 @@ class Platform:
     def release_held_back(self, model: ModelPlacement) -> None:
         """Evict what could not be released when it became surplus."""
         for layer in sorted(model.held_back):
-            if layer != int(model.board.layer[0]):
+            if not model.is_running(layer):
                 model.held_back.discard(layer)
                 self.release_surplus(model, layer)
 
@@ -385,8 +385,8 @@ class Platform:
         """Bring the pool's view of idle times up to date from the engines' boards."""
         for instance in list(pool.instances()):
             function = instance.function
-            board = self.models[function.model].board
-            used_s = float(board.used_ns_LED[function.layer, function.expert, pool.device]) / 1e9
+            model = self.models[function.model]
+            used_s = model.last_used_ns(function.layer, function.expert, pool.device) / 1e9
             if used_s > instance.last_used_s:
                 pool.used(function, finished_s=used_s)
                 self._keep_alive.used(function, at_s=used_s)

@@ -5,6 +5,7 @@ reports back. The budget is kept to the byte: bytes count from the moment a load
 its eviction has been confirmed. It must not know processes, sockets or torch.
 """
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +24,10 @@ class PoolOrder(Protocol):
 
     def needed_in(self, function: FunctionId) -> int:
         """Layers until the function's layer runs next; lower is loaded first."""
+        ...
+
+    def waits_since(self, function: FunctionId) -> int:
+        """Place of those whose tokens wait for the function; lower waits for longer."""
         ...
 
     def worth(self, instance: Instance) -> tuple[float, ...]:
@@ -209,10 +214,12 @@ class DevicePool:
         moment = self._order.moment()
         if self._queue is None or moment != self._queue_moment:
 
-            def urgency(item: tuple[FunctionId, _Wanted]) -> tuple[bool, int, float, FunctionId]:
+            def urgency(item: tuple[FunctionId, _Wanted]) -> tuple[int, int, float, FunctionId]:
                 function, wanted = item
-                needed_in = self._order.needed_in(function)
-                return (not wanted.blocking, needed_in, -wanted.load_tokens, function)
+                # Whose tokens wait comes before all else, the longest wait first.
+                order = self._order
+                place = order.waits_since(function) if wanted.blocking else sys.maxsize
+                return (place, order.needed_in(function), -wanted.load_tokens, function)
 
             self._queue = sorted(self._wanted.items(), key=urgency)
             self._queue_moment = moment

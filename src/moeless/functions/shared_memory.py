@@ -22,6 +22,7 @@ def create(name: str, num_bytes: int) -> int:
     return fd
 
 
-def attach(fd: int) -> mmap.mmap:
-    """Map a region for reading and writing; the descriptor may be closed afterwards."""
-    return mmap.mmap(fd, os.fstat(fd).st_size)
+def attach(fd: int, *, write: bool = True) -> mmap.mmap:
+    """Map a region for reading, and for writing if asked; the descriptor may be closed then."""
+    access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
+    return mmap.mmap(fd, os.fstat(fd).st_size, access=access)

@@ -25,6 +25,7 @@ from moeless.core.events import (
 from moeless.core.model import FunctionId
 from moeless.core.plan import LoadArray
 from moeless.errors import TraceError
+from moeless.functions.board import Board
 from moeless.functions.model_placement import ModelPlacement
 from moeless.functions.platform import Platform
 from moeless.simulator.event_loop import SimulatedClock
@@ -127,6 +128,7 @@ class RecordedControl:
         controller: The control loop.
         platform: The platform, whose hosts are ``hosts``.
         model: The model on it.
+        board: Shared with the token path.
         hosts: One per device [D].
         clock: Set to the run's times; whatever the time model says, it never goes back.
     """
@@ -137,6 +139,7 @@ class RecordedControl:
     controller: Controller
     platform: Platform
     model: ModelPlacement
+    board: Board
     hosts: Sequence[RecordedHost]
     clock: SimulatedClock
 
@@ -183,7 +186,7 @@ class RecordedControl:
             TraceError: What was recorded cannot happen here.
         """
         moments, gate = self.times.moments, self.times.gates[step, layer]
-        warm_ED = self.model.board.warm_LED[layer]
+        warm_ED = self.board.warm_LED[layer]
         while self._next < len(moments) and moments[self._next].began_s < gate.looked_s:
             if np.array_equal(warm_ED[without_E] > 0, gate.usable_ED[without_E]):
                 break
@@ -192,8 +195,8 @@ class RecordedControl:
     def _is_seen(self, step: int, layer: int) -> bool:
         """Whether the board shows the planned replicas that the engine found."""
         seen_ED = self.times.gates[step, layer].usable_ED
-        planned_ED = self.model.board.planned_LED[layer] > 0
-        usable_ED = planned_ED & (self.model.board.warm_LED[layer] > 0)
+        planned_ED = self.board.planned_LED[layer] > 0
+        usable_ED = planned_ED & (self.board.warm_LED[layer] > 0)
         without_E = (self.trace.loads_NLE[step, layer] > 0) & ~usable_ED.any(axis=1)
         # It took unplanned replicas of an expert only where it saw no planned one.
         fell_back_E = (seen_ED & ~planned_ED).any(axis=1)
@@ -203,7 +206,7 @@ class RecordedControl:
     def _relive(self) -> None:
         moment = self.times.moments[self._next]
         self._next += 1
-        layer = self.model.board.layer
+        layer = self.board.layer
         now = int(layer[0])
         self._advance(moment.began_s)
         layer[0] = moment.layer

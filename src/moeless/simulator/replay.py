@@ -186,6 +186,8 @@ class _Replay:
             board=board,
             max_replicas=config.max_replicas,
         )
+        self._model.join(0, board)
+        self._board = board
         placement = DeferredPlacement(self._model, loop=self._loop, decision_s=config.decision_s)
         searcher = DeferredSearcher(loop=self._loop, search_s=config.search_s)
         self._controller = Controller(
@@ -230,6 +232,7 @@ class _Replay:
                 controller=self._controller,
                 platform=self._platform,
                 model=self._model,
+                board=board,
                 hosts=[RecordedHost() for _ in range(config.num_devices)],
                 clock=clock,
             )
@@ -294,6 +297,7 @@ class _Replay:
             loop=self._loop,
             platform=self._platform,
             model=self._model,
+            board=self._board,
             splitter=self._splitter,
             timer=self._timer,
             forecast=self._forecast,

@@ -16,6 +16,7 @@ from moeless.core.copies import copies_held_ED, divides_by_copies
 from moeless.core.plan import CountArray
 from moeless.core.ports import Splitter
 from moeless.errors import FunctionError, UnavailableError
+from moeless.functions.board import Board
 from moeless.functions.demands import DemandResult
 from moeless.functions.model_placement import ModelPlacement
 from moeless.functions.platform import Platform
@@ -52,6 +53,7 @@ class TokenPath:
         loop: Simulated time.
         platform: Where experts that are warm nowhere are demanded.
         model: The model on it.
+        board: Shared by both.
         splitter: Divides tokens over replicas.
         timer: How long a layer takes.
         forecast: Look-ahead, or None when loads are predicted from history alone.
@@ -70,6 +72,7 @@ class TokenPath:
     loop: EventLoop
     platform: Platform
     model: ModelPlacement
+    board: Board
     splitter: Splitter
     timer: LayerTimer
     forecast: LoadForecast | None
@@ -85,7 +88,6 @@ class TokenPath:
     def __post_init__(self) -> None:
         assert self.trace.time_s_N is not None
         self._arrival_s: list[float] = (self.trace.time_s_N - self.trace.time_s_N[0]).tolist()
-        self._board = self.model.board
         self._divides_by_copies = divides_by_copies(self.splitter)
         self._tickets = 0
         self._waiting = False
@@ -127,7 +129,7 @@ class TokenPath:
             begin_s = max(self.start_s + self._arrival_s[step], clock.time_s)
             yield begin_s
             self.on_step(step)
-            self._board.step[0] = step + 1
+            self.board.step[0] = step + 1
             recording.start_s_S[step] = clock.time_s - self.start_s
             count_LE = self.trace.loads_NLE[step].astype(np.int64)
             expected_LE = self.forecast.expected_LE(step) if self.forecast else None
@@ -146,7 +148,7 @@ class TokenPath:
         count_E: CountArray,
         expected_LE: NDArray[np.float64] | None,
     ) -> Iterator[float | None]:
-        board, clock, recording = self._board, self.loop.clock, self.recording
+        board, clock, recording = self.board, self.loop.clock, self.recording
         if self.schedule is not None:
             self.schedule.before_gate(step, layer)
         elif self.model.held_back:
@@ -198,15 +200,15 @@ class TokenPath:
 
     def _split(self, layer: int, ready_E: CountArray, usable_ED: BoolArray) -> CountArray:
         if self._divides_by_copies:
-            copies_ED = copies_held_ED(usable_ED, self._board.planned_LED[layer])
+            copies_ED = copies_held_ED(usable_ED, self.board.planned_LED[layer])
             return self.splitter.split(ready_E, copies_ED)
         return self.splitter.split(ready_E, usable_ED)
 
     def _note_warm(self, step: int, layer: int) -> None:
-        held_ED = self._board.warm_LED[layer]
+        held_ED = self.board.warm_LED[layer]
         warm = np.count_nonzero(held_ED)
         if self._divides_by_copies:
-            held_ED = copies_held_ED(held_ED, self._board.planned_LED[layer])
+            held_ED = copies_held_ED(held_ED, self.board.planned_LED[layer])
             warm = held_ED.sum(dtype=np.int64)
         self.recording.warm_SL[step, layer] = warm
         if self.recording.replicas_SLED is not None:
@@ -223,7 +225,7 @@ class TokenPath:
         expected_LE: NDArray[np.float64] | None,
         intake: DeferredIntake,
     ) -> None:
-        board = self._board
+        board = self.board
         ahead = layer + self.lookahead
         if expected_LE is not None and ahead < len(expected_LE):
             unknown = math.nan  # traces do not say
@@ -241,7 +243,7 @@ class TokenPath:
         without_E &= open_E > 0
         if self.schedule is not None:
             self.schedule.before_fallback(step, layer, without_E)
-        warm_ED = self._board.warm_LED[layer].view(np.bool_)
+        warm_ED = self.board.warm_LED[layer].view(np.bool_)
         usable_ED[without_E] = warm_ED[without_E]
         missing = np.flatnonzero(without_E & ~warm_ED.any(axis=1))
         if not len(missing):

@@ -103,7 +103,7 @@ def serve(runtime_dir):
         def config(spec):
             memory = slots and slots * function_bytes(spec.expert, "cpu")
             return ExpertsConfig(
-                devices=parse_devices(devices),
+                devices=parse_devices(devices) if devices else (),
                 policy=PolicyConfig(policy=policy),
                 device_memory_bytes=memory,
                 **options,

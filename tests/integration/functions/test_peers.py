@@ -55,22 +55,6 @@ def knock(path, data):
         return connection.recv(1 << 17)
 
 
-def test_a_second_engine_is_refused_with_a_reason_and_the_first_goes_on(
-    served, path, tokens_of, expected
-):
-    loaded = served.loaded
-    with pytest.raises(FunctionError, match="another engine is attached"):
-        SupervisorClient(
-            path,
-            spec=loaded.spec,
-            layout=loaded.layout,
-            directory=loaded.directory,
-            shape=make_shape(loaded.spec),
-            lookahead=0,
-        )
-    assert tokens_of(served.model) == expected
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -157,18 +141,10 @@ def test_an_engine_that_left_makes_room_for_the_next_and_its_instances_stay_warm
         "lookahead": 0,
     }
 
-    def attach(directory):
-        try:
-            return SupervisorClient(path, directory=directory, **arguments)
-        except FunctionError as error:
-            if "another engine" in str(error):  # the first one's farewell is on its way
-                return None
-            raise
-
-    client = wait_until(lambda: attach(loaded.directory))
+    client = SupervisorClient(path, directory=loaded.directory, **arguments)
     assert (client.board.warm_LED == warm_LED).all()
     assert client.report()["cold_starts_L"] == [8, 8, 8]
     client.close()
     with pytest.raises(FunctionError, match=r"is known here from .* serve it under another"):
-        wait_until(lambda: attach(loaded.directory.parent))
+        SupervisorClient(path, directory=loaded.directory.parent, **arguments)
     served.runtime.supervisor.close()

@@ -83,6 +83,7 @@ class InstantClient:
         self.model = self.platform.add_model(
             make_spec(), function_bytes=EXPERT.num_bytes, board=self.board
         )
+        self.model.join(0, self.board)
         self.orders = []
         for device in range(DEVICES):
             host = InstantHost(device, self.platform, self.orders)

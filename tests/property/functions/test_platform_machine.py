@@ -1,4 +1,8 @@
-"""A platform whose hosts answer late, in any order, fail, die and come back."""
+"""A platform whose hosts answer late, in any order, fail, die and come back.
+
+Two engines share its model: each runs its own layers, waits for its own demands, and comes and
+goes as it likes.
+"""
 
 import numpy as np
 from hypothesis import settings
@@ -8,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from moeless.core.clock import ManualClock
 from moeless.core.model import ExpertShape, ModelSpec
 from moeless.core.plan import Plan, diff_plan
-from moeless.functions.board import Board
+from moeless.functions.board import EngineBoard, ModelBoard
 from moeless.functions.lifecycle import State
 from moeless.functions.platform import Platform
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
@@ -28,6 +32,7 @@ SPEC = ModelSpec(
 )
 
 layers = st.integers(0, LAYERS - 1)
+engines = st.integers(0, 1)
 expert_sets = st.sets(st.integers(0, EXPERTS - 1), min_size=1)
 
 
@@ -44,11 +49,17 @@ class Host:
 
     def evict(self, function, *, reason):
         assert function not in self.loading | self.draining
-        board = self.machine.board
-        if reason == "room" and function.layer == board.layer[0]:
-            assert board.warm_LED[function.layer, function.expert].any(), "it was the last copy"
+        machine, board = self.machine, self.machine.board
+        running = [e for e, b in machine.boards.items() if function.layer == b.layer[0]]
+        if reason == "room" and not board.warm_LED[function.layer, function.expert].any():
+            # Only from engines that wait themselves, and not for as long as somebody else.
+            waiting = [ticket for ticket in machine.open if ticket[0] not in running]
+            for engine in running:
+                own = [ticket for ticket in machine.open if ticket[0] == engine]
+                assert own, "it was the last copy for an engine that computes"
+                assert any(machine.opened[w] < machine.opened[own[-1]] for w in waiting)
         if reason == "released":
-            assert function.layer != board.layer[0], "its layer is being computed"
+            assert not running, "its layer is being computed"
             planned_D = board.planned_LED[function.layer, function.expert]
             assert not planned_D[self.device]
             assert planned_D[board.warm_LED[function.layer, function.expert] > 0].any()
@@ -86,22 +97,31 @@ class PlatformMachine(RuleBasedStateMachine):
         )
         self.hosts = {}
         self.tickets = 0
-        self.open = {}  # ticket -> functions not seen warm since it was made
+        self.open = {}  # (engine, ticket) -> functions not seen warm since it was made
+        self.opened = {}  # (engine, ticket) -> its place among all demands
+        self.boards = {}
         self.given_up = set()
         self.failed = set()  # functions with a failed load since the last demand
         self.results = {}
         self.byte_s_L = np.zeros(LAYERS)
-        self.join()
+        shape = {"num_layers": LAYERS, "num_experts": EXPERTS, "num_devices": len(self.slots)}
+        self.shape, self.shared = shape, bytearray(ModelBoard.num_bytes(**shape))
+        self.model = self.platform.add_model(
+            SPEC,
+            function_bytes=BYTES,
+            board=ModelBoard(self.shared, **shape),
+            max_replicas=self.max_replicas,
+        )
+        self.board = self.model.board
+        for engine in (0, 1):
+            self.join(engine)
         for device in range(num_devices):
             self.come_up(device)
 
-    def join(self):
-        self.board = Board.in_process(
-            num_layers=LAYERS, num_experts=EXPERTS, num_devices=len(self.slots)
-        )
-        self.model = self.platform.add_model(
-            SPEC, function_bytes=BYTES, board=self.board, max_replicas=self.max_replicas
-        )
+    def join(self, engine):
+        own = bytearray(EngineBoard.num_bytes(**self.shape))
+        self.boards[engine] = EngineBoard(own, **self.shape)
+        self.model.join(engine, self.boards[engine])
         self.note()
 
     def come_up(self, device):
@@ -114,19 +134,19 @@ class PlatformMachine(RuleBasedStateMachine):
         for functions in self.open.values():
             functions -= {f for f in functions if self.board.warm_LED[f.layer, f.expert].any()}
         for result in self.platform.finished():
-            missing = self.open.pop(result.ticket)
+            missing = self.open.pop((result.engine, result.ticket))
             if result.error is None:
                 assert not missing
             elif "newer" not in result.error:
                 able = any(self.slots[device] for device in self.hosts)
                 assert not able or missing & self.failed, result.error
-            self.results[result.ticket] = result.error
+            self.results[result.engine, result.ticket] = result.error
 
-    @rule(layer=layers)
-    def run_layer(self, layer):
+    @rule(engine=engines, layer=layers)
+    def run_layer(self, engine, layer):
         """An engine that goes on without waiting has given up what it demanded."""
-        self.given_up |= self.open.keys()
-        self.board.layer[0] = layer
+        self.given_up |= {ticket for ticket in self.open if ticket[0] == engine}
+        self.boards[engine].layer[0] = layer
 
     @rule(layer=layers, release=st.booleans(), data=st.data())
     def plan(self, layer, release, data):
@@ -163,13 +183,17 @@ class PlatformMachine(RuleBasedStateMachine):
                     have_ED[instance.function.expert, pool.device] = 1
         return diff_plan(plan, previous_ED=self.board.planned_LED[plan.layer], warm_ED=have_ED)
 
-    @rule(layer=layers, experts=expert_sets)
-    def demand(self, layer, experts):
+    @rule(engine=engines, layer=layers, experts=expert_sets)
+    def demand(self, engine, layer, experts):
         self.tickets += 1
-        self.board.layer[0] = layer
+        self.boards[engine].layer[0] = layer
         self.failed = set()
-        self.open[self.tickets] = {self.model.function(layer, e) for e in experts}
-        self.platform.demand(self.model, ticket=self.tickets, layer=layer, experts=sorted(experts))
+        key = engine, 100 - self.tickets  # engines number their own: they may be alike
+        self.open[key] = {self.model.function(layer, e) for e in experts}
+        self.opened[key] = self.tickets
+        self.platform.demand(
+            self.model, engine=engine, ticket=key[1], layer=layer, experts=sorted(experts)
+        )
         self.note()
 
     @rule(data=st.data(), succeeds=st.booleans())
@@ -208,31 +232,60 @@ class PlatformMachine(RuleBasedStateMachine):
         if down:
             self.come_up(data.draw(st.sampled_from(down)))
 
-    @rule(seconds=st.integers(0, 15), layer=layers, expert=st.integers(0, EXPERTS - 1))
-    def pass_time(self, seconds, layer, expert):
+    @rule(
+        engine=engines,
+        seconds=st.integers(0, 15),
+        layer=layers,
+        expert=st.integers(0, EXPERTS - 1),
+    )
+    def pass_time(self, engine, seconds, layer, expert):
         for pool in self.platform.pools:
             for instance in pool.instances():
                 self.byte_s_L[instance.function.layer] += BYTES * seconds
         self.clock.advance(seconds)
         warm_D = self.board.warm_LED[layer, expert] > 0
-        self.board.used_ns_LED[layer, expert, warm_D] = int(self.clock.now_s() * 1e9)
+        used_ns_D = self.boards[engine].used_ns_LED[layer, expert]
+        used_ns_D[warm_D] = int(self.clock.now_s() * 1e9)
         self.platform.tick()
         self.note()
 
+    @rule(engine=engines)
+    def leave_and_join_again(self, engine):
+        warm_LED, planned_LED = self.board.warm_LED.copy(), self.board.planned_LED.copy()
+        theirs = {ticket: missing for ticket, missing in self.open.items() if ticket[0] != engine}
+        self.platform.leave(self.model, engine)
+        self.open = theirs
+        self.note()
+        assert (self.board.warm_LED == warm_LED).all()
+        assert (self.board.planned_LED == planned_LED).all(), "the other one's plans stay"
+        self.platform.advance()
+        self.join(engine)
+
     @rule()
-    def leave_and_join_again(self):
-        self.platform.release(self.model)
+    def all_leave_and_join_again(self):
+        for engine in (0, 1):
+            self.platform.leave(self.model, engine)
         self.open.clear()
         self.note()
-        warm_LED = self.board.warm_LED.copy()
-        self.join()
-        assert (self.board.warm_LED == warm_LED).all()
+        assert not self.board.planned_LED.any()
+        for engine in (0, 1):
+            self.join(engine)
+
+    def go_on(self):
+        """Engines that compute end their step; whether that gives hosts something to do."""
+        waiting = {ticket[0] for ticket in self.open}
+        for engine, board in self.boards.items():
+            if engine not in waiting:
+                board.layer[0] = -1
+        self.platform.advance()
+        self.note()
+        return any(host.orders for host in self.hosts.values())
 
     @rule(data=st.data())
     def let_hosts_finish(self, data):
-        """No order fails and nothing else happens: whoever waits is served."""
+        """No order fails, and engines that compute end their step: whoever waits is served."""
         for _ in range(1000):
-            if not any(host.orders for host in self.hosts.values()):
+            if not any(host.orders for host in self.hosts.values()) and not self.go_on():
                 break
             self.answer(data, succeeds=True)
         else:
@@ -291,7 +344,7 @@ class PlatformMachine(RuleBasedStateMachine):
         for device in range(len(self.slots)):
             if device not in self.hosts:
                 self.come_up(device)
-        while any(host.orders for host in self.hosts.values()):
+        while any(host.orders for host in self.hosts.values()) or self.go_on():
             for device, host in self.hosts.items():
                 while host.orders:
                     kind, function, reason = host.orders.pop(0)
@@ -301,7 +354,7 @@ class PlatformMachine(RuleBasedStateMachine):
                         self.platform.evicted(device, function, reason=reason)
                     self.note()
         assert self.open.keys() <= self.given_up
-        assert self.results.keys() <= set(range(1, self.tickets + 1))
+        assert self.results.keys() <= self.opened.keys()
         for device in list(self.hosts):
             self.platform.device_down(device)
         assert [pool.held_bytes for pool in self.platform.pools] == [0] * len(self.slots)

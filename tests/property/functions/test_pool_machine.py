@@ -31,6 +31,9 @@ class Order:
     def needed_in(self, function):
         return (function.layer - self.current) % 3
 
+    def waits_since(self, function):
+        return 0
+
     def worth(self, instance):
         return (-float(self.needed_in(instance.function)), instance.last_used_s)
 

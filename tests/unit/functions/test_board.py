@@ -5,22 +5,23 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from moeless.functions.board import Board
+from moeless.functions.board import Board, EngineBoard, ModelBoard
 
 SHAPES = [(1, 1, 1), (2, 3, 5), (32, 8, 8), (27, 64, 3), (48, 128, 16)]
-NAMES = list(Board.__annotations__)
+NAMES = [*ModelBoard.__annotations__, *EngineBoard.__annotations__]
 
 
 def address(array):
     return array.__array_interface__["data"][0]
 
 
+@pytest.mark.parametrize("part", [ModelBoard, EngineBoard])
 @pytest.mark.parametrize(("layers", "experts", "devices"), SHAPES)
-def test_fields_are_aligned_to_cache_lines_and_do_not_overlap(layers, experts, devices):
+def test_fields_are_aligned_to_cache_lines_and_do_not_overlap(part, layers, experts, devices):
     shape = {"num_layers": layers, "num_experts": experts, "num_devices": devices}
-    size = Board.num_bytes(**shape)
-    board = Board(bytearray(size), **shape)
-    arrays = sorted((getattr(board, name) for name in NAMES), key=address)
+    size = part.num_bytes(**shape)
+    board = part(bytearray(size), **shape)
+    arrays = sorted((getattr(board, name) for name in part.__annotations__), key=address)
     first = address(arrays[0])
     for one, other in pairwise(arrays):
         assert address(one) + one.nbytes <= address(other)
@@ -38,14 +39,26 @@ def test_names_tell_the_shapes(layers, experts, devices):
         assert getattr(board, name).shape == (tuple(sizes[a] for a in axes) or (1,))
 
 
-def test_two_boards_on_one_buffer_see_each_others_values():
+def test_engines_share_their_models_board_and_nothing_else():
     shape = {"num_layers": 2, "num_experts": 3, "num_devices": 2}
-    buffer = bytearray(Board.num_bytes(**shape))
-    one, other = Board(buffer, **shape), Board(buffer, **shape)
+    shared = bytearray(ModelBoard.num_bytes(**shape))
+    one, other = (
+        Board(shared, bytearray(EngineBoard.num_bytes(**shape)), **shape) for _ in range(2)
+    )
     for value, name in enumerate(NAMES, start=1):
         getattr(one, name)[...] = value
     for value, name in enumerate(NAMES, start=1):
-        assert (getattr(other, name) == value).all()
+        assert (getattr(other, name) == (value if name in ModelBoard.__annotations__ else 0)).all()
+
+
+def test_the_platform_sees_what_an_engine_writes_and_the_other_way_round():
+    shape = {"num_layers": 2, "num_experts": 3, "num_devices": 2}
+    parts = [bytearray(part.num_bytes(**shape)) for part in (ModelBoard, EngineBoard)]
+    both = Board(*parts, **shape)
+    for part, buffer in zip((ModelBoard, EngineBoard), parts, strict=True):
+        for value, name in enumerate(part.__annotations__, start=1):
+            getattr(both, name)[...] = value
+            assert (getattr(part(buffer, **shape), name) == value).all()
 
 
 def test_a_new_board_is_all_zeros():
@@ -55,4 +68,4 @@ def test_a_new_board_is_all_zeros():
 
 def test_a_buffer_that_is_too_small_is_refused():
     with pytest.raises(AssertionError):
-        Board(bytearray(64), num_layers=2, num_experts=3, num_devices=2)
+        ModelBoard(bytearray(64), num_layers=2, num_experts=3, num_devices=2)

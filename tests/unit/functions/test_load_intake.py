@@ -103,7 +103,7 @@ class Interrupted:
 @pytest.mark.parametrize("kind", ["forecast", "actual"])
 def test_a_load_that_changes_while_it_is_read_is_taken_once_it_is_complete(kind):
     shape = {"num_layers": 3, "num_experts": 2, "num_devices": 1}
-    board = Torn(bytearray(Board.num_bytes(**shape)), **shape)
+    board = Torn.in_process(**shape)
     step_L, loads_LE = getattr(board, f"{kind}_step_L"), getattr(board, f"{kind}_LE")
     consumer = Consumer()
     intake = LoadIntake(board, consumer)

@@ -63,6 +63,7 @@ class Parts:
         )
         board = Board.in_process(num_layers=1, num_experts=1, num_devices=1)
         self.model = self.platform.add_model(spec, function_bytes=10, board=board)
+        self.model.join(0, board)
         self.platform.device_up(0, self.host)
         self.function = self.model.function(0, 0)
 

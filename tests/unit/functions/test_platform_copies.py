@@ -9,6 +9,7 @@ from moeless.core.model import ExpertShape, ModelSpec
 from moeless.core.plan import Plan
 from moeless.functions.billing import GB
 from moeless.functions.board import Board
+from moeless.functions.demands import DemandDesk
 from moeless.functions.need_order import NeedOrder
 from moeless.functions.platform import Platform
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
@@ -50,6 +51,7 @@ class Parts:
         )
         self.board = Board.in_process(num_layers=1, num_experts=2, num_devices=2)
         self.model = self.platform.add_model(spec, function_bytes=BYTES, board=self.board)
+        self.model.join(0, self.board)
         self.hosts = [Host(), Host()]
         for device, host in enumerate(self.hosts):
             self.platform.device_up(device, host)
@@ -111,7 +113,8 @@ def test_more_copies_do_not_make_an_instance_worth_more():
     parts = Parts()
     parts.apply([[2, 0], [1, 1]])
     few, many = (parts.platform.pools[0].instance(parts.model.function(0, e)) for e in (1, 0))
-    order = NeedOrder(parts.platform.models)
+    models, pools = parts.platform.models, parts.platform.pools
+    order = NeedOrder(models, DemandDesk(models, pools, returning=()))
     assert order.worth(few)[0] == order.worth(many)[0] == 1.0
 
 

@@ -24,6 +24,9 @@ class Order:
     def needed_in(self, function):
         return function.layer
 
+    def waits_since(self, function):
+        return 0
+
     def worth(self, instance):
         return (-instance.function.expert,)
 

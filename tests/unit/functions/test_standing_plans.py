@@ -42,6 +42,7 @@ class Parts:
         )
         self.board = Board.in_process(num_layers=2, num_experts=2, num_devices=2)
         self.model = self.platform.add_model(spec, function_bytes=100, board=self.board)
+        self.model.join(0, self.board)
         self.hosts = [Host(), Host()]
         for device, host in enumerate(self.hosts):
             self.platform.device_up(device, host)
@@ -118,9 +119,22 @@ def test_what_ends_a_standing_plan_ends_no_plan_that_was_made_for_a_later_step()
 def test_a_new_engine_finds_no_standing_plans():
     parts = Parts()
     parts.apply(0, step=10, steps=20)
-    parts.platform.release(parts.model)
     board = Board.in_process(num_layers=2, num_experts=2, num_devices=2)
-    model = parts.platform.add_model(parts.model.spec, function_bytes=100, board=board)
+    parts.model.join(1, board)
+    parts.platform.leave(parts.model, 0)
     assert board.plan_step_L.tolist() == [0, 0]
-    model.unsettle()
+    parts.model.unsettle()
     assert board.plan_step_L.tolist() == [0, 0]
+
+
+def test_a_plan_stands_for_the_engine_that_it_was_made_for_in_its_own_steps():
+    parts = Parts()
+    other = Board.in_process(num_layers=2, num_experts=2, num_devices=2)
+    parts.model.join(1, other)
+    other.step[0] = 3
+    parts.model.speaker = 1, 10
+    parts.apply(0, step=14, steps=5)
+    assert other.plan_step_L.tolist() == [8, 0]
+    assert parts.until == [1, 1]
+    parts.platform.device_down(1)
+    assert other.plan_step_L.tolist() == [4, 0]

@@ -54,6 +54,7 @@ class ProcessInvoker:
         self._posted: list[tuple[int, int, int, int]] = []
         self._segments: Sequence[NDArray[np.int32]] = ()
         self._rows = 0
+        self.shape = shape
         self.max_rows = shape.max_rows
 
     def begin(

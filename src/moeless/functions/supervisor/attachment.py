@@ -4,11 +4,12 @@ import socket
 
 from moeless.core.model import ModelSpec
 from moeless.functions import shared_memory
-from moeless.functions.board import Board
+from moeless.functions.board import EngineBoard
 from moeless.functions.channel import ChannelShape, hush, new_doorbell
-from moeless.functions.messages import MAX_FDS, Message, close_all
+from moeless.functions.messages import MAX_FDS, close_all
+from moeless.functions.supervisor.worker_process import WorkerProcess
 
-MAX_DEVICES = (MAX_FDS - 3) // 3
+MAX_DEVICES = (MAX_FDS - 4) // 3
 """Devices whose descriptors fit into one message; see ``Attachment.engine_fds``."""
 
 
@@ -24,6 +25,7 @@ class Attachment:
         spec: Its model.
         shape: Sizes of its channel.
         num_devices: D.
+        model_fd: The model's board; stays the caller's.
         latched: Whether the board shows the platform the engine's layer as it was at the last
             ``look``, so that all of one decision is made for one position.
     """
@@ -36,6 +38,7 @@ class Attachment:
         spec: ModelSpec,
         shape: ChannelShape,
         num_devices: int,
+        model_fd: int,
         latched: bool = False,
     ) -> None:
         self.number = number
@@ -47,8 +50,11 @@ class Attachment:
             "num_experts": spec.num_experts,
             "num_devices": num_devices,
         }
-        self._board_fd = shared_memory.create("moeless-board", Board.num_bytes(**board_shape))
-        self.board = Board(shared_memory.attach(self._board_fd), **board_shape)
+        self._model_fd = model_fd
+        self._board_fd = shared_memory.create(
+            "moeless-engine", EngineBoard.num_bytes(**board_shape)
+        )
+        self.board = EngineBoard(shared_memory.attach(self._board_fd), **board_shape)
         self._engine_layer = self.board.layer
         if latched:
             self._engine_layer[0] = -1  # no layer has run
@@ -63,14 +69,18 @@ class Attachment:
         self.load_bell = new_doorbell()
 
     def engine_fds(self) -> list[int]:
-        """What the engine gets: board, payload, load bell, then three per device."""
+        """What the engine gets: boards, payload, load bell, then three per device."""
+        return [self._model_fd, *self._own_fds()]
+
+    def _own_fds(self) -> list[int]:
         fds = [self._board_fd, self._payload_fd, self.load_bell]
         for trio in zip(self._mailbox_fds, self._request_bells, self._answer_bells, strict=True):
             fds += trio
         return fds
 
-    def worker_order(self, device: int) -> tuple[Message, list[int]]:
-        """The order, with descriptors, that attaches a worker to this engine."""
+    def connect(self, worker: WorkerProcess) -> None:
+        """Attach a worker, which knows the model, to this engine."""
+        device = worker.device
         message = {
             "op": "attach",
             "engine": self.number,
@@ -83,7 +93,7 @@ class Attachment:
             self._request_bells[device],
             self._answer_bells[device],
         ]
-        return message, fds
+        worker.order(message, fds=fds)
 
     def look(self) -> tuple[int, int]:
         """Where the engine is: its step and the layer whose gate spoke last."""
@@ -96,5 +106,5 @@ class Attachment:
 
     def close(self) -> None:
         """Give up the regions; they vanish when the engine and the workers have, too."""
-        close_all(self.engine_fds())
+        close_all(self._own_fds())
         self.connection.close()

@@ -15,6 +15,7 @@ from moeless.functions.board import Board
 from moeless.functions.channel import ChannelShape, Mailbox, ring
 from moeless.functions.client import Report
 from moeless.functions.messages import Message, close_all, receive, send
+from moeless.functions.supervisor.config import WorkerConfig
 from moeless.functions.wire import layout_to_json, spec_to_json
 
 
@@ -66,21 +67,27 @@ class SupervisorClient:
         except BaseException:
             self._connection.close()
             raise
-        self._num_devices = int(message["num_devices"])
+        self.workers = tuple(
+            WorkerConfig(**{**worker, "cores": tuple(worker["cores"])})
+            for worker in message["workers"]
+        )
+        """The workers, one per device."""
+        self._num_devices = len(self.workers)
         self._function_bytes = int(message["function_bytes"])
         self._wants_loads = bool(message["wants_loads"])
-        self._load_bell = fds[2]
+        self._load_bell = fds[3]
         self._board = Board(
-            shared_memory.attach(fds[0]),
+            shared_memory.attach(fds[0], write=False),
+            shared_memory.attach(fds[1]),
             num_layers=spec.num_layers,
             num_experts=spec.num_experts,
             num_devices=self._num_devices,
         )
-        self.payload_region = shared_memory.attach(fds[1])
-        self.mailboxes = [Mailbox(shared_memory.attach(fd), shape) for fd in fds[3::3]]
-        self.request_bells = fds[4::3]
-        self.answer_bells = fds[5::3]
-        close_all([fds[0], fds[1], *fds[3::3]])
+        self.payload_region = shared_memory.attach(fds[2])
+        self.mailboxes = [Mailbox(shared_memory.attach(fd), shape) for fd in fds[4::3]]
+        self.request_bells = fds[5::3]
+        self.answer_bells = fds[6::3]
+        close_all([*fds[:3], *fds[4::3]])
 
     @property
     def board(self) -> Board:
@@ -136,14 +143,15 @@ class SupervisorClient:
         self._send({"op": "kill", "device": device, "reason": reason})
 
     def check_alive(self) -> None:
-        """Look whether the supervisor is still there; for those who wait for workers.
+        """Look whether the supervisor is still there. May be called from any thread.
 
         Raises:
             FunctionError: It is gone, and its workers with it.
         """
         poller = select.poll()
-        poller.register(self._connection, 0)  # a hang-up is reported unasked
-        if poller.poll(0):
+        if self._connection.fileno() >= 0:
+            poller.register(self._connection, 0)  # a hang-up is reported unasked
+        if self._connection.fileno() < 0 or poller.poll(0):
             raise FunctionError("the supervisor is gone")
 
     def report(self) -> Report:

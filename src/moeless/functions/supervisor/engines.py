@@ -1,7 +1,8 @@
 """The engines that are attached to a supervisor: from their first message to their end.
 
-Planning is done by the controller that ``make_controller`` builds: this module decides nothing
-about replicas.
+Engines of the same model share its instances and plans; one that ends disturbs no other. Planning
+is done by the control loop that ``make_controller`` builds: this module decides nothing about
+replicas.
 """
 
 import contextlib
@@ -12,52 +13,38 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from moeless.core.ports import EventSink
+from moeless.core.ports import Clock
 from moeless.errors import FunctionError, MoelessError
 from moeless.functions.channel import ChannelShape
 from moeless.functions.load_intake import LoadConsumer, LoadIntake
+from moeless.functions.load_sum import LoadSum
 from moeless.functions.messages import Message, close_all, receive, send
 from moeless.functions.model_placement import ModelPlacement
 from moeless.functions.platform import Platform
 from moeless.functions.supervisor.attachment import MAX_DEVICES, Attachment
 from moeless.functions.supervisor.config import SupervisorConfig
 from moeless.functions.supervisor.fleet import Fleet
-from moeless.functions.supervisor.worker_process import WorkerProcess
+from moeless.functions.supervisor.hosted_model import HostedModel, Joined
+from moeless.functions.supervisor.models import HostedModels
 from moeless.functions.wire import spec_from_json
 
 _log = logging.getLogger(__name__)
-_START_TRIES = 3
-"""Workers that may fail in a row before an engine that waits for them is refused."""
-_TICKS_PER_TRY = 8
-"""Looks around between two attempts to have a worker serve a model that it could not serve."""
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, OverflowError)
 """What a message raises whose fields are not what they should be."""
 
 MakeController = Callable[[ModelPlacement, Message], LoadConsumer]
 
 
-@dataclasses.dataclass(kw_only=True)
-class Joined:
-    """An engine from its attach request on; complete once all workers know its model."""
-
-    attachment: Attachment
-    request: Message
-    awaited: set[int]
-    function_bytes: int = 0
-    model: ModelPlacement | None = None
-    consumer: LoadConsumer | None = None
-    intake: LoadIntake | None = None
-
-
 class Engines:
-    """Attached engines. A ``fleet.FleetOwner``.
+    """Attached engines.
 
     Args:
         config: What the supervisor was told.
         platform: Where models live.
         selector: Wakes the supervisor's loop; data is what to call.
-        sink: Receives events.
-        make_controller: Builds the control loop of a model from its attach request.
+        clock: The time.
+        make_controller: Builds the control loop of a model from the attach request of the first
+            of its engines.
     """
 
     def __init__(
@@ -66,28 +53,23 @@ class Engines:
         *,
         platform: Platform,
         selector: selectors.BaseSelector,
-        sink: EventSink,
+        clock: Clock,
         make_controller: MakeController,
     ) -> None:
         self._config = config
         self._platform = platform
         self._selector = selector
-        self._sink = sink
+        self._clock = clock
         self._make_controller = make_controller
         self._joined: dict[int, Joined] = {}
-        self._sources: dict[str, tuple[str, str]] = {}
         self._next_number = 0
-        self._ticks = 0
-        self.fleet: Fleet | None = None
-        """The workers; set once, before the first message."""
+        self.models = HostedModels(platform, on_known=self._begin, on_refused=self._refuse_all)
 
     def __iter__(self) -> Iterator[Joined]:
         return iter(list(self._joined.values()))
 
     def __len__(self) -> int:
         return len(self._joined)
-
-    # Engines
 
     def attach(self, connection: socket.socket, message: Message) -> None:
         """Take an engine in; it hears more once all workers know its model.
@@ -97,24 +79,18 @@ class Engines:
         """
         spec = spec_from_json(message["spec"])
         shape = ChannelShape(**message["shape"])
-        source = (str(message["directory"]), str(message["layout"]))
         int(message["lookahead"])
-        if self._joined:
-            raise FunctionError(
-                "another engine is attached to this supervisor; one at a time is supported: "
-                "end it first, or start a supervisor of your own"
-            )
-        known = self._sources.get(spec.model_id, source)
-        if known != source:
-            raise FunctionError(
-                f"{spec.model_id} is known here from {known[0]}, not from {source[0]}; "
-                f"serve it under another model id"
-            )
+        for field in ("directory", "layout"):
+            str(message[field])
         num_devices = len(self._config.workers)
         if num_devices > MAX_DEVICES:
             raise FunctionError(
                 f"{num_devices} devices are too many for one engine; use at most {MAX_DEVICES}"
             )
+        model = self.models.find(spec.model_id)
+        if model is not None:
+            model.check(spec, message)
+        model = model or self.models.add(spec, message)
         self._next_number += 1
         attachment = Attachment(
             self._next_number,
@@ -122,102 +98,124 @@ class Engines:
             spec=spec,
             shape=shape,
             num_devices=num_devices,
+            model_fd=model.board_fd,
             latched=self._config.record,
         )
-        joined = Joined(attachment=attachment, request=message, awaited=set(range(num_devices)))
-        self._joined[attachment.number] = joined
-        self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear(joined))
-        for worker in self._workers():
-            if worker.ready:
-                _introduce(worker, joined)
+        joined = Joined(attachment=attachment, request=message)
+        self._joined[attachment.number] = model.engines[attachment.number] = joined
+        self._selector.register(
+            connection, selectors.EVENT_READ, lambda: self._hear(model, joined)
+        )
+        if model.placement is not None:
+            self._begin(model)
 
     def report_finished(self) -> None:
-        """Tell engines which demands have ended."""
+        """Tell engines which of their demands have ended."""
         for result in self._platform.finished():
-            message = {"op": "demanded", "ticket": result.ticket, "error": result.error}
-            for joined in self._joined.values():
+            joined = self._joined.get(result.engine)
+            if joined is not None:
+                message = {"op": "demanded", "ticket": result.ticket, "error": result.error}
                 reply(joined.attachment.connection, message)
 
-    def _hear(self, joined: Joined) -> None:
+    def _hear(self, model: HostedModel, joined: Joined) -> None:
         try:
             received = receive(joined.attachment.connection)
         except (OSError, FunctionError):
             received = None
         if received is None:
-            self._detach(joined)
+            self._detach(model, joined)
             return
         message, fds = received
         close_all(fds)
         try:
-            self._serve(joined, message)
+            self._serve(model, joined, message)
         except MALFORMED:
             _log.exception("an engine sent a malformed %r; it is detached", message.get("op"))
-            self._detach(joined)
+            self._detach(model, joined)
 
-    def _serve(self, joined: Joined, message: Message) -> None:
-        assert self.fleet is not None
-        model = joined.model
-        if message.get("op") == "demand" and model is not None:
+    def _serve(self, model: HostedModel, joined: Joined, message: Message) -> None:
+        placement = model.placement
+        if placement is None or joined.intake is None:
+            return
+        if message.get("op") == "demand":
             self._platform.demand(
-                model,
+                placement,
+                engine=joined.attachment.number,
                 ticket=int(message["ticket"]),
                 layer=int(message["layer"]),
                 experts=[int(e) for e in message["experts"]],
             )
-        elif message.get("op") == "kill" and model is not None:
-            self.fleet.lose_device(int(message["device"]), str(message["reason"]))
-        elif message.get("op") == "report" and model is not None:
-            report = {"op": "report", **model.report(), **self.fleet.report()}
+        elif message.get("op") == "kill":
+            self._fleet.lose_device(int(message["device"]), str(message["reason"]))
+        elif message.get("op") == "report":
+            report = {"op": "report", **placement.report(), **self._fleet.report()}
             reply(joined.attachment.connection, report)
 
-    def _detach(self, joined: Joined) -> None:
-        """An engine is gone: forget its model and free what it held."""
-        if self._joined.pop(joined.attachment.number, None) is None:
+    def _detach(self, model: HostedModel, joined: Joined) -> None:
+        """An engine is gone: free what it alone held; others of its model go on."""
+        number = joined.attachment.number
+        if self._joined.pop(number, None) is None:
             return  # known already
+        del model.engines[number]
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(joined.attachment.connection)
-        if joined.model is not None:
+        if joined.intake is not None:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(joined.attachment.load_bell)
-            self._platform.release(joined.model)
-        for worker in self._workers():
-            worker.order({"op": "detach", "engine": joined.attachment.number})
+            assert model.placement is not None
+            assert model.loads is not None
+            model.loads.forget(number)
+            self._platform.leave(model.placement, number)
+            for worker in self.models.workers_of(model):
+                worker.order({"op": "detach", "engine": number})
+            self._platform.advance()  # what it demanded or computed stands in nobody's way now
         joined.attachment.close()
+        if not model.engines:
+            model.consumer = model.loads = None
+            if model.placement is None:
+                self.models.drop(model)
 
-    def _complete(self, joined: Joined) -> None:
-        """All workers know the model: put it on the platform and let the engine begin."""
-        attachment = joined.attachment
+    def _begin(self, model: HostedModel) -> None:
+        """All workers know the model: let those of its engines begin that wait for it."""
+        waiting = [joined for joined in model.engines.values() if joined.intake is None]
         try:
-            model = self._platform.add_model(
-                attachment.spec, function_bytes=joined.function_bytes, board=attachment.board
-            )
-            joined.model = model
-            joined.consumer = self._make_controller(model, joined.request)
+            if model.placement is None:
+                model.placement = self._platform.add_model(
+                    model.spec, function_bytes=model.function_bytes, board=model.board
+                )
+            is_first = model.consumer is None
+            if model.consumer is None:
+                model.consumer = self._make_controller(model.placement, waiting[0].request)
+                model.loads = LoadSum(model.consumer, model=model.placement, clock=self._clock)
         except MoelessError as error:
-            reply(attachment.connection, {"op": "refused", "error": str(error)})
-            self._detach(joined)
+            self._refuse_all(model, str(error))
             return
-        self._sources[attachment.spec.model_id] = (
-            str(joined.request["directory"]),
-            str(joined.request["layout"]),
-        )
-        joined.intake = LoadIntake(attachment.board, joined.consumer)
-        for worker in self._workers():
-            message, fds = attachment.worker_order(worker.device)
-            worker.order(message, fds=fds)
-        joined.consumer.start()
+        for joined in waiting:
+            self._connect(model, joined)
+        if is_first:
+            model.consumer.start()
+        for joined in waiting:
+            reply(
+                joined.attachment.connection,
+                {
+                    "op": "attached",
+                    "workers": [dataclasses.asdict(w) for w in self._config.workers],
+                    "function_bytes": model.function_bytes,
+                    "wants_loads": model.consumer.adaptive,
+                },
+                fds=joined.attachment.engine_fds(),
+            )
+
+    def _connect(self, model: HostedModel, joined: Joined) -> None:
+        attachment = joined.attachment
+        assert model.placement is not None
+        assert model.loads is not None
+        model.placement.join(attachment.number, attachment.board)
+        joined.intake = LoadIntake(attachment.board, model.loads.of(attachment.number))
+        for worker in self.models.workers_of(model):
+            attachment.connect(worker)
         self._selector.register(
             attachment.load_bell, selectors.EVENT_READ, lambda: self._hear_loads(joined)
-        )
-        reply(
-            attachment.connection,
-            {
-                "op": "attached",
-                "num_devices": len(self._config.workers),
-                "function_bytes": joined.function_bytes,
-                "wants_loads": joined.consumer.adaptive,
-            },
-            fds=attachment.engine_fds(),
         )
 
     def _hear_loads(self, joined: Joined) -> None:
@@ -226,99 +224,20 @@ class Engines:
         joined.attachment.quiet()
         if joined.intake is not None:
             joined.intake.take()
+        if self._platform.has_demands:
+            self._platform.advance()  # the layer that it has left may be what others wait for
 
-    # Workers
+    def _refuse_all(self, model: HostedModel, error: str) -> None:
+        """Engines that wait for a model cannot have it."""
+        for joined in list(model.engines.values()):
+            if joined.intake is None:
+                reply(joined.attachment.connection, {"op": "refused", "error": error})
+                self._detach(model, joined)
 
-    def worker_ready(self, worker: WorkerProcess) -> None:
-        """A worker takes orders: tell it about models."""
-        for joined in self._joined.values():
-            _introduce(worker, joined)
-        if not self._joined:
-            self._platform.device_up(worker.device, worker)
-
-    def worker_knows_model(self, worker: WorkerProcess, message: Message) -> None:
-        """A worker knows a model, or cannot; engines that waited for it may begin."""
-        assert self.fleet is not None
-        for joined in self:
-            if joined.attachment.spec.model_id != message["model"]:
-                continue
-            if "error" in message:
-                if joined.model is None:
-                    self._refuse(joined, message["error"])
-                else:
-                    self._bar(joined.model, worker, message["error"])
-                return
-            if joined.model is not None:  # a restarted worker: first the channel, then loads
-                order, fds = joined.attachment.worker_order(worker.device)
-                worker.order(order, fds=fds)
-                self._platform.unbar(joined.model, worker.device)
-            self._take_in(worker)
-            self._replan_fixed()
-            joined.awaited.discard(worker.device)
-            joined.function_bytes = max(joined.function_bytes, int(message["function_bytes"]))
-            if joined.model is None and not joined.awaited:
-                self._complete(joined)
-
-    def _take_in(self, worker: WorkerProcess) -> None:
-        """A worker knows the models, or why it cannot: it may carry out orders."""
-        if worker.device not in self._platform.hosts:
-            self._platform.device_up(worker.device, worker)
-
-    def _bar(self, model: ModelPlacement, worker: WorkerProcess, reason: str) -> None:
-        """A restarted worker cannot serve a model, whose files are damaged as a rule."""
-        if worker.device not in model.barred:
-            _log.warning(
-                "device %d cannot serve %s: %s", worker.device, model.spec.model_id, reason
-            )
-        self._platform.bar(model, worker.device, reason=reason)
-        self._take_in(worker)
-
-    def tick(self) -> None:
-        """Have workers try models again that they could not serve."""
-        self._ticks += 1
-        if self._ticks % _TICKS_PER_TRY:
-            return
-        for joined in self._joined.values():
-            for worker in self._workers():
-                if joined.model is not None and worker.device in joined.model.barred:
-                    _introduce(worker, joined)
-
-    def worker_lost(self, device: int, *, reason: str, failures: int) -> None:
-        """A device has lost its worker: its successor has to learn the models, too."""
-        self._replan_fixed()
-        for joined in self:
-            if joined.model is not None:
-                continue
-            joined.awaited.add(device)
-            if failures >= _START_TRIES:
-                self._refuse(joined, f"the worker of device {device} does not start: {reason}")
-
-    def _refuse(self, joined: Joined, error: str) -> None:
-        reply(joined.attachment.connection, {"op": "refused", "error": error})
-        self._detach(joined)
-
-    def _replan_fixed(self) -> None:
-        """Plans that do not follow loads still follow devices."""
-        for joined in self._joined.values():
-            if joined.consumer is not None and not joined.consumer.adaptive:
-                joined.consumer.start()
-
-    def _workers(self) -> Iterator[WorkerProcess]:
-        assert self.fleet is not None
-        return iter(self.fleet)
-
-
-def _introduce(worker: WorkerProcess, joined: Joined) -> None:
-    request = joined.request
-    worker.order(
-        {
-            "op": "model",
-            "model": joined.attachment.spec.model_id,
-            "spec": request["spec"],
-            "layout": request["layout"],
-            "directory": request["directory"],
-        }
-    )
+    @property
+    def _fleet(self) -> Fleet:
+        assert self.models.fleet is not None
+        return self.models.fleet
 
 
 def reply(

@@ -61,7 +61,7 @@ class Supervisor:
             config,
             platform=self._platform,
             selector=self._selector,
-            sink=sink,
+            clock=clock,
             make_controller=make_controller,
         )
         self._fleet = Fleet(
@@ -70,9 +70,9 @@ class Supervisor:
             selector=self._selector,
             clock=clock,
             sink=sink,
-            owner=self._engines,
+            owner=self._engines.models,
         )
-        self._engines.fleet = self._fleet
+        self._engines.models.fleet = self._fleet
         self._leave_at_s: float | None = None
         self._running = True
 
@@ -142,7 +142,7 @@ class Supervisor:
         now_s = self._clock.now_s()
         self._platform.tick()
         self._fleet.tick()
-        self._engines.tick()
+        self._engines.models.tick()
         if len(self._engines):
             self._leave_at_s = None
         elif self._owner is None:

@@ -1,0 +1,127 @@
+"""A model as the supervisor knows it: where its weights are, who can serve it, who uses it."""
+
+import dataclasses
+
+from moeless.core.model import ModelSpec
+from moeless.errors import FunctionError
+from moeless.functions import shared_memory
+from moeless.functions.board import ModelBoard
+from moeless.functions.load_intake import LoadConsumer, LoadIntake
+from moeless.functions.load_sum import LoadSum
+from moeless.functions.messages import Message, close_all
+from moeless.functions.model_placement import ModelPlacement
+from moeless.functions.supervisor.attachment import Attachment
+from moeless.functions.supervisor.worker_process import WorkerProcess
+
+_SAME_FOR_ALL = {"lookahead": "--distance and --predictor"}
+"""What the engines of a model must ask for alike, and the options that say it."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Joined:
+    """An engine from its attach request on; it takes part once it has an intake.
+
+    Args:
+        attachment: Its regions and doorbells.
+        request: Its attach request.
+        intake: Where its loads go.
+    """
+
+    attachment: Attachment
+    request: Message
+    intake: LoadIntake | None = None
+
+
+class HostedModel:
+    """A model from its first engine's attach request on.
+
+    Args:
+        spec: The model.
+        request: The first engine's.
+        num_devices: D.
+    """
+
+    def __init__(self, spec: ModelSpec, request: Message, *, num_devices: int) -> None:
+        self.spec = spec
+        self.request = request
+        self.source = source_of(request)
+        self.engines: dict[int, Joined] = {}
+        self.function_bytes = 0
+        self.placement: ModelPlacement | None = None
+        """On the platform, once all workers know the model."""
+        self.consumer: LoadConsumer | None = None
+        self.loads: LoadSum | None = None
+        self._knowing: dict[int, WorkerProcess] = {}
+        shape = {
+            "num_layers": spec.num_layers,
+            "num_experts": spec.num_experts,
+            "num_devices": num_devices,
+        }
+        self.board_fd = shared_memory.create("moeless-model", ModelBoard.num_bytes(**shape))
+        self.board = ModelBoard(shared_memory.attach(self.board_fd), **shape)
+
+    def check(self, spec: ModelSpec, request: Message) -> None:
+        """Refuse an engine that cannot share the model's instances or plans.
+
+        Raises:
+            FunctionError: It cannot; the message says why.
+        """
+        source, model_id = source_of(request), self.spec.model_id
+        if source != self.source:
+            raise FunctionError(
+                f"{model_id} is known here from {self.source[0]}, not from {source[0]}; "
+                f"serve it under another model id"
+            )
+        if spec != self.spec:
+            raise FunctionError(f"another model is known here as {model_id}")
+        for other in self.engines.values():
+            for name, options in _SAME_FOR_ALL.items():
+                ours, theirs = request[name], other.request[name]
+                if ours != theirs:
+                    raise FunctionError(
+                        f"engines of {model_id} are attached with {name} {theirs!r}, not "
+                        f"{ours!r}: give this one the same {options}"
+                    )
+
+    def learned_by(self, worker: WorkerProcess) -> bool:
+        """A worker knows the model; returns whether that is new."""
+        new = self._knowing.get(worker.device) is not worker
+        self._knowing[worker.device] = worker
+        return new
+
+    def forgotten_by(self, device: int) -> None:
+        """The worker of a device is gone, and what it knew."""
+        self._knowing.pop(device, None)
+
+    def is_known_by(self, worker: WorkerProcess) -> bool:
+        """Whether a worker can serve the model."""
+        return self._knowing.get(worker.device) is worker
+
+    @property
+    def num_knowing(self) -> int:
+        """Workers that can serve the model."""
+        return len(self._knowing)
+
+    def introduction(self) -> Message:
+        """The order that tells a worker about the model."""
+        fields = ("spec", "layout", "directory")
+        return {
+            "op": "model",
+            "model": self.spec.model_id,
+            **{name: self.request[name] for name in fields},
+        }
+
+    def close(self) -> None:
+        """Give up the board; it vanishes when its engines have, too."""
+        close_all([self.board_fd])
+
+    def connect(self, worker: WorkerProcess) -> None:
+        """Attach a worker to all engines of the model that take part."""
+        for joined in self.engines.values():
+            if joined.intake is not None:
+                joined.attachment.connect(worker)
+
+
+def source_of(request: Message) -> tuple[str, str]:
+    """Where the weights of a model are, as an attach request says it."""
+    return str(request["directory"]), str(request["layout"])
