@@ -22,6 +22,7 @@ from moeless.functions.compute.kernels import (
     build_stacked_kernel,
     gated_activation,
     is_stacked,
+    keeps_weights,
 )
 from moeless.functions.compute.row_products import prepare_row_loops
 from moeless.functions.compute.rows import Rows
@@ -30,6 +31,7 @@ from moeless.functions.compute.weight_stack import WeightStack
 from moeless.functions.compute.workspace import Workspace
 from moeless.functions.store.digest import digest_weights
 from moeless.functions.store.expert_weights import ExpertWeights
+from moeless.functions.store.read_memory import ReadMemory
 from moeless.functions.store.store import ExpertStore
 
 OK, NOT_WARM, FAILED = 0, 1, 2
@@ -76,6 +78,7 @@ class ExpertHost:
         self._kernels: dict[tuple[str, int, int], ExpertKernel] = {}
         self._bytes: dict[FunctionId, int] = {}
         self._digests: dict[FunctionId, str] = {}
+        self._read_memory = ReadMemory()
         self._workspace = Workspace()
         self._invoking = threading.Lock()
 
@@ -95,6 +98,16 @@ class ExpertHost:
         self._activations[spec.model_id] = gated_activation(spec.expert)
         prepare_row_loops(spec.expert, self._device)
         return function_bytes(spec.expert, self._device)
+
+    def expect(self, function: FunctionId) -> None:
+        """A function will be loaded soon: have the system begin to read it."""
+        store = self._stores.get(function.model)
+        if store is not None and function not in self._kernels:
+            store.expect(function.layer, function.expert)
+
+    def rest(self) -> None:
+        """No load follows for now: give back what is only needed for loads."""
+        self._read_memory.release()
 
     def load(self, function: FunctionId, *, digest: str | None = None) -> int:
         """Make an instance warm unless it is; blocks while its weights are read.
@@ -117,7 +130,9 @@ class ExpertHost:
         store = self._stores[function.model]
         work_in_background()
         try:
-            weights = store.load(function.layer, function.expert)
+            shape = self._specs[function.model].expert
+            memory = None if keeps_weights(shape, self._device) else self._read_memory
+            weights = store.load(function.layer, function.expert, memory=memory)
             self._check(function, digest_weights(weights), digest)
             kernel = self._build(function, weights)
         except (MemoryError, RuntimeError) as error:  # torch's allocator raises the latter

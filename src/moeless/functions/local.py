@@ -22,6 +22,8 @@ from moeless.functions.model_placement import ModelPlacement
 from moeless.functions.platform import Platform
 
 _TICK_S = 0.25
+_REST_AFTER_S = 1.0
+"""Without orders for so long what only loads need is given back."""
 
 
 class Loader(Protocol):
@@ -33,6 +35,10 @@ class Loader(Protocol):
 
     def evict(self, function: FunctionId) -> None:
         """Give an instance up."""
+        ...
+
+    def rest(self) -> None:
+        """No load follows for now."""
         ...
 
 
@@ -61,8 +67,15 @@ class _LoaderThread:
         self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
-        while (order := self._orders.get()) is not None:
+        while (order := self._next_order()) is not None:
             order()
+
+    def _next_order(self) -> Callable[[], None] | None:
+        try:
+            return self._orders.get(timeout=_REST_AFTER_S)
+        except queue.Empty:
+            self._host.rest()
+            return self._orders.get()
 
     def _load(self, function: FunctionId) -> None:
         try:

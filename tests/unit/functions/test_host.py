@@ -26,7 +26,7 @@ class Store:
         self._shape = shape
         self.seed = 0
 
-    def load(self, layer, expert):
+    def load(self, layer, expert, *, memory=None):
         generator = torch.Generator().manual_seed(self.seed + 100 * layer + expert)
         hidden, inner = self._shape.hidden, self._shape.intermediate
         dtype = getattr(torch, self._shape.dtype)

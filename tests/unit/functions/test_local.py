@@ -38,6 +38,9 @@ class Host:
         self.held.add(function)
         return 10
 
+    def rest(self):
+        """Nothing to give back."""
+
     def evict(self, function):
         self.held.remove(function)
 

@@ -163,6 +163,17 @@ def is_stacked(shape: ExpertShape, device: str) -> bool:
     return device == "cpu" and 2 * shape.intermediate * shape.hidden < _PACK_FROM
 
 
+def keeps_weights(shape: ExpertShape, device: str) -> bool:
+    """Whether a kernel computes with the tensors that it is built from, not with copies."""
+    if device != "cpu" or is_stacked(shape, device):
+        return False
+    return not _is_packed(2 * shape.intermediate * shape.hidden, getattr(torch, shape.dtype))
+
+
+def _is_packed(num_elements: int, dtype: torch.dtype) -> bool:
+    return num_elements >= _PACK_FROM and onednn_works(dtype)
+
+
 def build_stacked_kernel(weights: ExpertWeights, stack: WeightStack) -> ExpertKernel:
     """Copy a small expert's weights into its layer's stack.
 
@@ -189,14 +200,14 @@ def build_kernel(weights: ExpertWeights, device: str) -> ExpertKernel:
         weights: In the store's canonical form.
         device: A torch device name.
     """
-    gate_up = torch.cat([weights.gate, weights.up]).to(device)
+    gate_up = weights.gate_up.to(device)
     down = weights.down.to(device)
     gate_up_bias = down_bias = None
     if weights.gate_bias is not None and weights.up_bias is not None:
         gate_up_bias = torch.cat([weights.gate_bias, weights.up_bias]).to(device)
     if weights.down_bias is not None:
         down_bias = weights.down_bias.to(device)
-    packs = device == "cpu" and onednn_works(gate_up.dtype) and gate_up.numel() >= _PACK_FROM
+    packs = device == "cpu" and _is_packed(gate_up.numel(), gate_up.dtype)
     layout = packed_linear if packs else plain_linear
     first, first_bytes = layout(gate_up, gate_up_bias)
     second, second_bytes = layout(down, down_bias)

@@ -7,7 +7,9 @@ import torch
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExpertWeights:
-    """One expert's parameters: contiguous tensors with memory of their own, all of one dtype.
+    """One expert's parameters: contiguous tensors, all of one dtype.
+
+    Each has memory of its own unless they were read to a ``ReadMemory``.
 
     Args:
         gate: Gate projection [I, H].
@@ -24,6 +26,17 @@ class ExpertWeights:
     gate_bias: torch.Tensor | None = None
     up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
+
+    @property
+    def gate_up(self) -> torch.Tensor:
+        """Gate and up side by side [2I, H]: a view where they lie one behind the other."""
+        gate, up = self.gate, self.up
+        if up.data_ptr() == gate.data_ptr() + gate.nbytes and (
+            up.untyped_storage().data_ptr() == gate.untyped_storage().data_ptr()
+        ):
+            inner, hidden = gate.shape
+            return gate.as_strided((2 * inner, hidden), (hidden, 1))
+        return torch.cat([gate, up])
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """All parameters that exist, weights first."""

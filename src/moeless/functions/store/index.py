@@ -80,6 +80,10 @@ class CheckpointIndex:
         """Fill a buffer with bytes of a tensor; see ``Shard.read_into``."""
         self._shard(key).read_into(key, begin, buffer)
 
+    def expect(self, key: str, begin: int, num_bytes: int) -> None:
+        """Have the system begin to read bytes of a tensor; see ``Shard.expect``."""
+        self._shard(key).expect(key, begin, num_bytes)
+
     def close(self) -> None:
         """Give all file descriptors back; the next use opens files again."""
         for shard in self._shards:

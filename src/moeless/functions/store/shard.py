@@ -8,6 +8,7 @@ checksum, so bytes that were altered in place cannot be noticed.
 This module must not know torch, experts or layouts.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -124,6 +125,29 @@ class Shard:
                     f"before the tensor does; download the shard again"
                 )
             done += count
+
+    def expect(self, key: str, begin: int, num_bytes: int) -> None:
+        """Have the system begin to read bytes of a tensor that will be read soon.
+
+        Returns without waiting for them. They go where all file pages go, so they take nothing
+        that others need.
+
+        Args:
+            key: The tensor.
+            begin: First byte, counted from the tensor's start.
+            num_bytes: How many.
+
+        Raises:
+            CheckpointError: The shard is gone or damaged.
+        """
+        opened = self._current()
+        entry = opened.entries.get(key)
+        if entry is None or not hasattr(os, "posix_fadvise"):
+            return
+        with contextlib.suppress(OSError):  # some file systems take no advice
+            os.posix_fadvise(
+                opened.file.number, entry.begin + begin, num_bytes, os.POSIX_FADV_WILLNEED
+            )
 
     def close(self) -> None:
         """Give the file descriptor back; the next use opens the file again."""

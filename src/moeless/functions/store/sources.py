@@ -14,6 +14,8 @@ from moeless.core.checkpoint import TensorSource
 from moeless.errors import CheckpointError
 from moeless.functions.store.codecs import MXFP4_GROUP, decode_fp8_block, decode_mxfp4
 from moeless.functions.store.index import CheckpointIndex
+from moeless.functions.store.read_memory import ReadMemory
+from moeless.functions.store.shard import ITEM_BYTES
 from moeless.functions.store.tensors import read_range
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
@@ -60,6 +62,29 @@ def fill_keys(source: TensorSource, layer_id: int, expert: int) -> Iterator[str]
         yield key.format(layer=layer_id, expert=expert)
 
 
+def stored_ranges(
+    index: CheckpointIndex, source: TensorSource, key: str, part: tuple[int, ...], expert: int
+) -> Iterator[tuple[str, int, int]]:
+    """The bytes behind one key of a source for one expert.
+
+    Args:
+        index: The checkpoint.
+        source: The source.
+        key: One of its keys, filled in.
+        part: Shape of one expert's part.
+        expert: Logical expert.
+
+    Returns:
+        Tensors, each with its first byte and the number of bytes.
+
+    Raises:
+        CheckpointError: A tensor or its shard is missing or damaged.
+    """
+    for stored in stored_tensors(source, key, part):
+        num_bytes = math.prod(stored.shape) * ITEM_BYTES.get(index.entry(stored.key).dtype, 0)
+        yield stored.key, expert * num_bytes if source.fused else 0, num_bytes
+
+
 def read_pair(
     index: CheckpointIndex,
     source: TensorSource,
@@ -68,6 +93,7 @@ def read_pair(
     expert: int,
     part: tuple[int, ...],
     dtype: torch.dtype,
+    memory: ReadMemory | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Read gate and up, which are stored apart, one after the other, or interleaved.
 
@@ -78,6 +104,7 @@ def read_pair(
         expert: Logical expert.
         part: Shape of each of the two, [I, H] or [I].
         dtype: Of the result.
+        memory: Where they are read to; None for memory of their own.
 
     Returns:
         Gate and up, each of shape ``part``.
@@ -87,8 +114,8 @@ def read_pair(
     """
     keys = list(fill_keys(source, layer_id, expert))
     if len(keys) == 2:
-        gate, up = (_read_part(index, source, key, expert, part, dtype) for key in keys)
-        return _own(gate, dtype), _own(up, dtype)
+        gate, up = (_read_part(index, source, key, expert, part, dtype, memory) for key in keys)
+        return _own(gate, dtype, memory), _own(up, dtype, memory)
     outputs = part[0]
     both = (2 * outputs, *part[1:])
     if source.codec == "plain" and not source.transposed and not source.interleaved:
@@ -96,13 +123,13 @@ def read_pair(
         first = expert * math.prod(both) if source.fused else 0
         _check(index, source, stored_tensors(source, keys[0], both)[0])
         half = math.prod(part)
-        gate = read_range(index, keys[0], first=first, shape=part)
-        up = read_range(index, keys[0], first=first + half, shape=part)
-        return _own(gate, dtype), _own(up, dtype)
-    joined = _read_part(index, source, keys[0], expert, both, dtype)
+        gate = read_range(index, keys[0], first=first, shape=part, memory=memory)
+        up = read_range(index, keys[0], first=first + half, shape=part, memory=memory)
+        return _own(gate, dtype, memory), _own(up, dtype, memory)
+    joined = _read_part(index, source, keys[0], expert, both, dtype, memory)
     if source.interleaved:
-        return _own(joined[0::2], dtype), _own(joined[1::2], dtype)
-    return _own(joined[:outputs], dtype), _own(joined[outputs:], dtype)
+        return _own(joined[0::2], dtype, memory), _own(joined[1::2], dtype, memory)
+    return _own(joined[:outputs], dtype, memory), _own(joined[outputs:], dtype, memory)
 
 
 def read_single(
@@ -113,10 +140,11 @@ def read_single(
     expert: int,
     part: tuple[int, ...],
     dtype: torch.dtype,
+    memory: ReadMemory | None = None,
 ) -> torch.Tensor:
     """Read a matrix or bias that is stored by itself; see ``read_pair``."""
     (key,) = fill_keys(source, layer_id, expert)
-    return _own(_read_part(index, source, key, expert, part, dtype), dtype)
+    return _own(_read_part(index, source, key, expert, part, dtype, memory), dtype, memory)
 
 
 def check_part(
@@ -163,13 +191,16 @@ def _read_part(
     expert: int,
     part: tuple[int, ...],
     dtype: torch.dtype,
+    memory: ReadMemory | None,
 ) -> torch.Tensor:
     """One expert's part as [out, in], possibly a view; ``dtype`` if it had to be decoded."""
     pieces = []
     for stored in stored_tensors(source, key, part):
         _check(index, source, stored)
         first = expert * math.prod(stored.shape) if source.fused else 0
-        pieces.append(read_range(index, stored.key, first=first, shape=stored.shape))
+        pieces.append(
+            read_range(index, stored.key, first=first, shape=stored.shape, memory=memory)
+        )
     if source.codec == "mxfp4":
         return decode_mxfp4(pieces[0], pieces[1], dtype)
     if source.codec == "fp8_block":
@@ -179,9 +210,14 @@ def _read_part(
     return tensor.t() if source.transposed and tensor.ndim == 2 else tensor
 
 
-def _own(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The tensor itself where it is contiguous and alone in its storage, else such a copy."""
-    alone = tensor.untyped_storage().nbytes() == tensor.nbytes
+def _own(tensor: torch.Tensor, dtype: torch.dtype, memory: ReadMemory | None) -> torch.Tensor:
+    """The tensor itself where it is contiguous and of the dtype, else such a copy.
+
+    Without a memory it must also be alone in its storage.
+    """
+    alone = memory is not None or tensor.untyped_storage().nbytes() == tensor.nbytes
     if alone and tensor.is_contiguous() and tensor.dtype == dtype:
         return tensor
-    return torch.empty(tensor.shape, dtype=dtype).copy_(tensor)
+    shape = tuple(tensor.shape)
+    own = torch.empty(shape, dtype=dtype) if memory is None else memory.take(shape, dtype)
+    return own.copy_(tensor)

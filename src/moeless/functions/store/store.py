@@ -1,17 +1,25 @@
 """Reads the weights of single experts from a checkpoint."""
 
+import contextlib
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 
 from moeless.core.checkpoint import ExpertLayout, TensorSource
 from moeless.core.model import ModelSpec
-from moeless.errors import FunctionError
+from moeless.errors import CheckpointError, FunctionError
 from moeless.functions.store.expert_weights import ExpertWeights
 from moeless.functions.store.index import CheckpointIndex
-from moeless.functions.store.sources import check_part, fill_keys, read_pair, read_single
+from moeless.functions.store.read_memory import ReadMemory
+from moeless.functions.store.sources import (
+    check_part,
+    fill_keys,
+    read_pair,
+    read_single,
+    stored_ranges,
+)
 
 
 class ExpertStore:
@@ -58,12 +66,28 @@ class ExpertStore:
                     for key in fill_keys(source, layer_id, expert):
                         check_part(self._index, source, key, part, self._spec.num_experts)
 
-    def load(self, layer: int, expert: int) -> ExpertWeights:
+    def expect(self, layer: int, expert: int) -> None:
+        """Have the system begin to read one expert, which will be loaded soon.
+
+        Never fails and never waits for the disk: what is wrong with the files shows on loading.
+        """
+        index, layer_id = self._index, self._spec.layer_ids[layer]
+        with contextlib.suppress(CheckpointError):
+            for source, part in self._parts():
+                for key in fill_keys(source, layer_id, expert):
+                    for stored, begin, num_bytes in stored_ranges(
+                        index, source, key, part, expert
+                    ):
+                        index.expect(stored, begin, num_bytes)
+
+    def load(self, layer: int, expert: int, *, memory: ReadMemory | None = None) -> ExpertWeights:
         """Read one expert.
 
         Args:
             layer: MoE layer, counted from 0.
             expert: Logical expert.
+            memory: Where it is read to: the result is valid until that is used again. None for
+                memory of its own.
 
         Returns:
             Its parameters in canonical form.
@@ -78,7 +102,13 @@ class ExpertStore:
                 f"{spec.model_id} has no expert {expert} in layer {layer}: it has "
                 f"{spec.num_layers} MoE layers of {spec.num_experts} experts"
             )
-        where = {"layer_id": spec.layer_ids[layer], "expert": expert}
+        if memory is not None:
+            memory.begin()
+        where: dict[str, Any] = {
+            "layer_id": spec.layer_ids[layer],
+            "expert": expert,
+            "memory": memory,
+        }
         layout, index, dtype = self._layout, self._index, self._dtype
         rows, columns = shape.intermediate, shape.hidden
         gate, up = read_pair(index, layout.gate_up, part=(rows, columns), dtype=dtype, **where)

@@ -6,6 +6,7 @@ import torch
 
 from moeless.errors import CheckpointError
 from moeless.functions.store.index import CheckpointIndex
+from moeless.functions.store.read_memory import ReadMemory
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -25,7 +26,12 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 
 
 def read_range(
-    index: CheckpointIndex, key: str, *, first: int, shape: tuple[int, ...]
+    index: CheckpointIndex,
+    key: str,
+    *,
+    first: int,
+    shape: tuple[int, ...],
+    memory: ReadMemory | None = None,
 ) -> torch.Tensor:
     """Read consecutive elements of a tensor.
 
@@ -34,6 +40,7 @@ def read_range(
         key: The tensor.
         first: First element, counted in the tensor's own row-major order.
         shape: Of the result.
+        memory: Where it is read to; None for memory of its own.
 
     Returns:
         A contiguous tensor of the stored dtype.
@@ -51,7 +58,7 @@ def read_range(
             f"tensor {key} of shard {index.shard_path(key)} has shape {list(entry.shape)}, "
             f"which is too small for this model; download the checkpoint again"
         )
-    tensor = torch.empty(shape, dtype=dtype)
+    tensor = torch.empty(shape, dtype=dtype) if memory is None else memory.take(shape, dtype)
     if count:
         buffer = tensor.view(-1).view(torch.uint8).numpy().data
         index.read_into(key, first * dtype.itemsize, buffer)

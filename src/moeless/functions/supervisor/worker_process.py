@@ -52,6 +52,9 @@ class WorkerProcess:
         environment = dict(os.environ)
         environment |= dict.fromkeys(_THREAD_VARIABLES, str(config.threads))
         environment["OMP_WAIT_POLICY"] = "PASSIVE"  # idle threads must not take the engine's core
+        # Weights that are laid out anew go to fresh memory, which in small pages costs more than
+        # laying them out. glibc asks for large ones where the system gives them.
+        environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
         command = [sys.executable, "-m", "moeless.functions.worker"]
         command += ["--socket-fd", str(theirs.fileno()), "--device", config.torch_device]
         command += ["--threads", str(config.threads), "--spin-us", str(config.spin_us)]

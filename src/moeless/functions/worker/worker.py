@@ -1,13 +1,15 @@
 """The two loops of a worker: invocations of engines, and orders of the supervisor.
 
-Orders (load, evict, attach) are taken in order by a thread of their own, so that a load does not
-hold up invocations of instances that are warm.
+Orders (load, evict, attach) are carried out in order by a thread of their own, so that a load does
+not hold up invocations of instances that are warm. Another thread receives them: the disk is told
+of a load while the one before it is still being laid out.
 """
 
 import contextlib
 import logging
 import mmap
 import os
+import queue
 import select
 import socket
 import threading
@@ -28,6 +30,8 @@ from moeless.functions.wire import layout_from_json, spec_from_json
 from moeless.functions.worker.weight_pages import weight_pages
 
 _log = logging.getLogger(__name__)
+_REST_AFTER_S = 1.0
+"""Without orders for so long what only loads need is given back."""
 
 
 @dataclass(kw_only=True)
@@ -59,9 +63,11 @@ class Worker:
         self._changed = True
         self._to_close: list[int] = []
         self._has_served = False
+        self._orders: queue.SimpleQueue[tuple[Message, list[int]]] = queue.SimpleQueue()
 
     def run(self) -> None:
         """Serve until the supervisor closes the connection."""
+        threading.Thread(target=self._receive_orders, name="receiver", daemon=True).start()
         threading.Thread(target=self._follow_orders, name="orders", daemon=True).start()
         with contextlib.suppress(OSError):  # the other thread notices that nobody is there
             send(self._connection, {"op": "ready", "pid": os.getpid()})
@@ -129,6 +135,22 @@ class Worker:
 
     # Orders
 
+    def _receive_orders(self) -> None:
+        while True:
+            received = None
+            try:
+                with contextlib.suppress(OSError):
+                    received = receive(self._connection)
+                if received is None:
+                    os._exit(0)  # the supervisor is gone: nothing is left to do or to save
+                self._orders.put(received)
+                message, _ = received
+                if message["op"] == "load":
+                    self._host.expect(FunctionId(*message["function"]))
+            except Exception:  # noqa: BLE001 - as below
+                _log.exception("an order could not be received")
+                os._exit(1)
+
     def _follow_orders(self) -> None:
         orders = {
             "model": self._add_model,
@@ -138,12 +160,7 @@ class Worker:
             "detach": self._detach,
         }
         while True:
-            received = None
-            with contextlib.suppress(OSError):
-                received = receive(self._connection)
-            if received is None:
-                os._exit(0)  # the supervisor is gone: nothing is left to do or to save
-            message, fds = received
+            message, fds = self._next_order()
             try:
                 orders[message["op"]](message, fds)
             except OSError:
@@ -151,6 +168,13 @@ class Worker:
             except Exception:  # noqa: BLE001 - a worker that cannot follow orders must end,
                 _log.exception("order %r failed", message.get("op"))  # so that it is replaced
                 os._exit(1)
+
+    def _next_order(self) -> tuple[Message, list[int]]:
+        try:
+            return self._orders.get(timeout=_REST_AFTER_S)
+        except queue.Empty:
+            self._host.rest()
+            return self._orders.get()
 
     def _add_model(self, message: Message, fds: list[int]) -> None:
         close_all(fds)
