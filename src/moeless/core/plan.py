@@ -94,7 +94,7 @@ class Plan:
         release: Whether replicas that it no longer contains leave their devices as soon as their
             expert is warm elsewhere, instead of staying until their keep-alive ends.
         steps: For how many steps, from ``step`` on, it is in force without being looked at again;
-            a plan that has anything to load is looked at again in the next step whatever this says.
+            a plan that has anything to load is looked at again in the next step all the same.
     """
 
     step: int

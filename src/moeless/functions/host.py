@@ -20,10 +20,10 @@ from moeless.functions.compute.kernels import (
     ExpertKernel,
     build_kernel,
     build_stacked_kernel,
-    gated_activation,
     is_stacked,
     keeps_weights,
 )
+from moeless.functions.compute.padded import small_activation
 from moeless.functions.compute.row_products import prepare_row_loops
 from moeless.functions.compute.rows import Rows
 from moeless.functions.compute.together import run_together
@@ -95,7 +95,7 @@ class ExpertHost:
         """
         self._stores[spec.model_id] = store
         self._specs[spec.model_id] = spec
-        self._activations[spec.model_id] = gated_activation(spec.expert)
+        self._activations[spec.model_id] = small_activation(spec.expert, self._device)
         prepare_row_loops(spec.expert, self._device)
         return function_bytes(spec.expert, self._device)
 

@@ -11,7 +11,8 @@ from torch.nn.functional import linear, relu, silu
 from moeless.core.model import ExpertShape, FunctionId, ModelSpec
 from moeless.errors import CheckpointError, FunctionError
 from moeless.functions.compute import together
-from moeless.functions.compute.padded import Padding
+from moeless.functions.compute.kernels import gated_activation
+from moeless.functions.compute.padded import Padding, small_activation
 from moeless.functions.host import NOT_WARM, OK, ExpertHost, function_bytes
 from moeless.functions.store.digest import digest_weights
 from moeless.functions.store.expert_weights import ExpertWeights
@@ -364,3 +365,25 @@ def test_a_digest_heeds_every_value_and_its_place(dtype):
     weights.down.view(-1)[0] = weights.down.view(-1)[1]
     weights.down.view(-1)[1] = first
     assert digest_weights(weights) != before
+
+
+def test_the_compiled_activation_is_torchs_to_the_bit_for_every_bfloat16():
+    shape = ExpertShape(hidden=8, intermediate=3, dtype="bfloat16")
+    compiled, plain = small_activation(shape, "cpu"), gated_activation(shape)
+    every = torch.from_numpy(np.arange(1 << 16, dtype=np.uint16)).view(torch.bfloat16)
+    for factor in (1.0, -3.25, 0.0, 1e30):
+        up = torch.full_like(every, factor)
+        h = torch.stack([every, every.flip(0), every.roll(77), up, up, up], dim=1)
+        torch.testing.assert_close(compiled(h), plain(h), rtol=0, atol=0, equal_nan=True)
+
+
+def test_only_small_bfloat16_experts_on_a_cpu_have_the_compiled_activation():
+    def is_compiled(device="cpu", **changes):
+        facts = {"hidden": 64, "intermediate": 16, "dtype": "bfloat16"} | changes
+        return small_activation(ExpertShape(**facts), device).__name__ == "compiled"
+
+    assert is_compiled()
+    assert not is_compiled(dtype="float32")
+    assert not is_compiled(activation="gelu")
+    assert not is_compiled(hidden=4096, intermediate=14336)
+    assert not is_compiled(device="cuda:0")

@@ -7,11 +7,14 @@ has fewer than the fullest. Needs torch.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from moeless.functions.compute.kernels import Activation
+from moeless.core.model import ExpertShape
+from moeless.functions.compute.kernels import Activation, gated_activation, is_stacked
 from moeless.functions.compute.rows import Rows
 from moeless.functions.compute.weight_stack import WeightStack
 from moeless.functions.compute.workspace import Workspace
@@ -33,6 +36,12 @@ _FLOAT32_MAX_WASTE = 2.7
 _FLOAT32_MIN_MACS = 0.8e6
 """Multiplications of all gates and ups below which a second thread costs more than it brings
 (float32)."""
+
+
+_LOOP_MAX_MOVED = 1 << 17
+"""Elements of all rows up to which one thread moves them as fast as several."""
+
+IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,37 +116,121 @@ def run_padded(
         work: What they read and write.
         workspace: For intermediate rows.
     """
-    x_TH, y_SH = work.x_TH, work.y_SH
     low, slots, rows = padding.lowest, padding.slots, padding.rows
-    hidden, inner = x_TH.shape[1], stack.gate_up.shape[1]
-    at_n = (np.array(slots_n) - low) * rows
-    if rows == 1:
-        place_S = at_n
+    hidden, inner = work.x_TH.shape[1], stack.gate_up.shape[1]
+    places = _choose_places(padding, slots_n, ranges_n2, work)
+    if len(work.x_TH) == 1:
+        x = work.x_TH.expand(slots, rows, hidden)
     else:
-        sizes_n = [stop - start for start, stop in ranges_n2]
-        place_S = np.arange(padding.needed)
-        place_S += np.repeat(at_n - np.cumsum(sizes_n) + sizes_n, sizes_n)
-
-    if len(x_TH) == 1:
-        x = x_TH.expand(slots, rows, hidden)
-    else:
-        source_P = np.zeros(slots * rows, dtype=np.int64)  # what is padded reads any row
-        source_P[place_S] = work.tokens_of(ranges_n2).numpy()
-        x = workspace.take("x", slots, rows, hidden, dtype=x_TH.dtype)
-        torch.index_select(x_TH, 0, torch.from_numpy(source_P), out=x.view(-1, hidden))
-    h = workspace.take("h", slots, rows, inner, dtype=x_TH.dtype)
+        x = workspace.take("x", slots, rows, hidden, dtype=work.x_TH.dtype)
+        places.gather(x.view(-1, hidden))
+    h = workspace.take("h", slots, rows, inner, dtype=x.dtype)
     torch.bmm(x, stack.gate_up[low : low + slots].transpose(1, 2), out=h)
     if stack.gate_up_bias is not None:
         h.add_(stack.gate_up_bias[low : low + slots, None])
     h = activation(h)
-    y = workspace.take("x", slots, rows, hidden, dtype=x_TH.dtype)  # the input is done with
+    y = workspace.take("x", slots, rows, hidden, dtype=x.dtype)  # the input is done with
     torch.bmm(h, stack.down[low : low + slots].transpose(1, 2), out=y)
     if stack.down_bias is not None:
         y.add_(stack.down_bias[low : low + slots, None])
-    first, last = ranges_n2[0][0], ranges_n2[-1][1]
-    if last - first == padding.needed:
-        places = torch.from_numpy(place_S)
-        torch.index_select(y.view(-1, hidden), 0, places, out=y_SH[first:last])
-    else:
-        for slot, (start, stop) in zip(slots_n, ranges_n2, strict=True):
-            y_SH[start:stop] = y[slot - low, : stop - start]
+    places.scatter(y.view(-1, hidden))
+
+
+class _Places(Protocol):
+    """Where each assignment's row is among the padded ones."""
+
+    def gather(self, padded_PH: torch.Tensor) -> None:
+        """Copy inputs there; what is padded is left as it is, or reads any row."""
+        ...
+
+    def scatter(self, padded_PH: torch.Tensor) -> None:
+        """Copy outputs from there."""
+        ...
+
+
+def _choose_places(
+    padding: Padding,
+    slots_n: Sequence[int],
+    ranges_n2: Sequence[tuple[int, int]],
+    work: Rows,
+) -> _Places:
+    first_n = (np.array(slots_n) - padding.lowest) * padding.rows
+    moved = padding.needed * work.x_TH.shape[1]
+    alone = torch.get_num_threads() == 1 or moved <= _LOOP_MAX_MOVED
+    if alone or ranges_n2[-1][1] - ranges_n2[0][0] != padding.needed:
+        return _Loops(first_n, np.array(ranges_n2), work)
+    return _Indices(first_n, ranges_n2, work)
+
+
+class _Loops:
+    """Rows moved by compiled loops."""
+
+    def __init__(self, first_n: IntArray, range_n2: IntArray, work: Rows) -> None:
+        self._first_n, self._range_n2, self._work = first_n, range_n2, work
+
+    def gather(self, padded_PH: torch.Tensor) -> None:
+        from moeless.functions.compute.padded_loops import take_rows
+
+        x_TH, token_S = self._work.x_TH.contiguous(), self._work.token_S.numpy()
+        out = _as_bits(padded_PH)
+        take_rows(_as_bits(x_TH), token_S, self._range_n2, self._first_n, out)
+
+    def scatter(self, padded_PH: torch.Tensor) -> None:
+        from moeless.functions.compute.padded_loops import place_rows
+
+        out = _as_bits(self._work.y_SH)
+        place_rows(_as_bits(padded_PH), self._first_n, self._range_n2, out)
+
+
+class _Indices:
+    """Rows moved by torch, with all its threads; the ranges follow each other without a gap."""
+
+    def __init__(
+        self, first_n: IntArray, ranges_n2: Sequence[tuple[int, int]], work: Rows
+    ) -> None:
+        self._start, self._stop, self._work = ranges_n2[0][0], ranges_n2[-1][1], work
+        sizes_n = [stop - start for start, stop in ranges_n2]
+        self._place_S = np.arange(self._stop - self._start)
+        self._place_S += np.repeat(first_n - np.cumsum(sizes_n) + sizes_n, sizes_n)
+
+    def gather(self, padded_PH: torch.Tensor) -> None:
+        source_P = np.zeros(len(padded_PH), dtype=np.int64)
+        source_P[self._place_S] = self._work.token_S[self._start : self._stop].numpy()
+        torch.index_select(self._work.x_TH, 0, torch.from_numpy(source_P), out=padded_PH)
+
+    def scatter(self, padded_PH: torch.Tensor) -> None:
+        places, y_SH = torch.from_numpy(self._place_S), self._work.y_SH
+        torch.index_select(padded_PH, 0, places, out=y_SH[self._start : self._stop])
+
+
+def _as_bits(rows: torch.Tensor) -> NDArray[np.uint16]:
+    """The rows of a CPU tensor as 16-bit words."""
+    bits: NDArray[np.uint16] = rows.view(torch.uint16).numpy()
+    return bits
+
+
+def small_activation(shape: ExpertShape, device: str) -> Activation:
+    """The activation of experts that are run together; compiled where torch's is slow.
+
+    Halves of rows that are narrower than some cache lines are strided for torch, which takes
+    five times as long per element for bfloat16 then (see docs/log.md). The result is the same to
+    the bit. Also gets the other loops ready before a token needs them.
+
+    Args:
+        shape: Of the experts.
+        device: Where they run, a torch device name.
+    """
+    plain = gated_activation(shape)
+    if not is_stacked(shape, device):
+        return plain
+    from moeless.functions.compute.padded_loops import silu_times_up
+
+    if shape.dtype != "bfloat16" or shape.activation != "silu":
+        return plain
+
+    def compiled(h: torch.Tensor) -> torch.Tensor:
+        inner = h.new_empty(*h.shape[:-1], h.shape[-1] // 2)
+        silu_times_up(_as_bits(h.view(-1, h.shape[-1])), _as_bits(inner.view(-1, inner.shape[-1])))
+        return inner
+
+    return compiled
