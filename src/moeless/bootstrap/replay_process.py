@@ -6,10 +6,11 @@ JSON object per line, and at the end what went wrong, if anything did.
 
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TextIO
 
 from moeless.bootstrap.policies import (
     ORACLE,
@@ -113,27 +114,38 @@ def _tick_s(rule: str, keep_s: float) -> float | None:
 def main(arguments: list[str]) -> int:
     """Entry point of the process: one argument, the job's file."""
     job = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    messages = take_output()
     next_report_s = 0.0
+
+    def say(message: dict[str, Any]) -> None:
+        messages.write(json.dumps(message) + "\n")
+        messages.flush()
 
     def report(step: int) -> None:
         nonlocal next_report_s
         now_s = perf_counter()
         if now_s >= next_report_s:
             next_report_s = now_s + _REPORT_EVERY_S
-            _say({"step": step})
+            say({"step": step})
 
     try:
         recording = replay_job(job, read_trace(Path(job["trace"])), on_step=report)
         recording.save(Path(job["result"]))
     except MoelessError as error:
-        _say({"error": str(error), "exit_code": error.exit_code})
+        say({"error": str(error), "exit_code": error.exit_code})
         return error.exit_code
     return 0
 
 
-def _say(message: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
+def take_output() -> TextIO:
+    """Standard output for messages alone: what libraries print there goes to standard error.
+
+    Solvers do, from C, and not through ``sys.stdout``.
+    """
     sys.stdout.flush()
+    messages = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return messages
 
 
 if __name__ == "__main__":
