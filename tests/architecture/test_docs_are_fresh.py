@@ -1,24 +1,22 @@
 """Generated documentation agrees with what it is generated from."""
 
-import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
 
-def _generator():
-    spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "docs" / "generate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_metrics_page_lists_the_metrics_that_are_served():
-    assert (ROOT / "docs" / "metrics.md").read_text("utf8") == _generator().metrics_page()
-
-
-def test_the_command_page_shows_the_commands_that_there_are():
-    assert (ROOT / "docs" / "cli.md").read_text("utf8") == _generator().cli_page()
+def test_the_generated_pages_are_what_would_be_generated_now():
+    # In a process of its own: click remembers in a command how its help was first asked for.
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_every_page_that_the_readme_links_to_exists():
