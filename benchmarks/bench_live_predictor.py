@@ -31,8 +31,8 @@ from moeless.engines.transformers.generation.engine import TransformersTextEngin
 from moeless.engines.transformers.generation.observer import GenerationObserver
 from moeless.engines.transformers.generation.options import EngineOptions
 from moeless.engines.transformers.loader import load_engine_model
-from moeless.functions.announcer import ExpectedLoad, LookAhead
-from moeless.learned.live_learning import LiveOptions
+from moeless.functions.dispatch import ExpectedLoad
+from moeless.learned.live_options import LiveOptions
 from moeless.telemetry.fanout import FanoutSink
 
 TURN_S = 3.0
@@ -105,7 +105,7 @@ def install(
     runtime: ExpertsRuntime, forecast: Callable[[int, torch.Tensor], ExpectedLoad | None]
 ) -> None:
     """Have the token path ask somebody else; nothing but a benchmark changes arms in a run."""
-    runtime.dispatcher._announcer._look_ahead = LookAhead(distance=1, forecast=forecast)
+    runtime.dispatcher._forecast = forecast
 
 
 def show(steps: Steps, off: str, on: str) -> None:
@@ -149,9 +149,9 @@ def main() -> None:
     )
 
     def forecast(layer: int, x_TH: torch.Tensor) -> ExpectedLoad | None:
-        if steps.arm != "plain":
-            live.notice(layer, x_TH)
-        return expect(live.predictor, layer, x_TH)
+        if steps.arm == "plain":
+            return expect(live.predictor, layer, x_TH)
+        return live.forecast(layer, x_TH)
 
     install(runtime, forecast)
     limits = EngineOptions(max_batch_size=options.requests)

@@ -4,36 +4,21 @@ The token path copies the gate inputs of a few tokens and reads one attribute; a
 a thread of the lowest priority, which rests most of the time.
 """
 
-import contextlib
-import logging
-import os
-import threading
-import time
 from collections.abc import Callable, Sequence
 
 import torch
 
+from moeless.bootstrap.expectation import expect, expect_first
+from moeless.bootstrap.learning_thread import LearningThread
 from moeless.core.events import PredictorSwapped
 from moeless.core.ports import Clock, EventSink
 from moeless.functions.announcer import ExpectedLoad
-from moeless.functions.compute.background import work_in_background
 from moeless.learned.gate_predictor import Gate
-from moeless.learned.live_learning import LiveLearning, LiveOptions, Swap
+from moeless.learned.live_learning import LiveLearning, Swap
+from moeless.learned.live_options import LiveOptions
 from moeless.learned.live_sample import LiveSample
 from moeless.learned.trained_predictor import TrainedPredictor
 from moeless.telemetry.snapshot import PredictorState
-
-_log = logging.getLogger(__name__)
-
-_ROUND_S = 0.5
-"""Between two looks at the sample."""
-_LONGEST_REST_S = 5.0
-_LEAST_WORK_S = 0.005
-"""Work shorter than this is not rested from at once, but with what follows."""
-
-
-class _StoppedError(Exception):
-    """The thread is to end, in the middle of its work."""
 
 
 class LivePredictor:
@@ -65,17 +50,16 @@ class LivePredictor:
         options: LiveOptions | None = None,
         share: float = 0.1,
     ) -> None:
-        self._learning = LiveLearning(gates, distance, options or LiveOptions(), pause=self._pause)
+        self._thread = LearningThread(self.learn, share=share)
+        self._learning = LiveLearning(gates, distance, options, pause=self._thread.pause)
         self._model, self._clock, self._sink, self._tell = model, clock, sink, tell
         self._predictor: TrainedPredictor = self._learning.predictor
         self._first_layers = self._learning.first_layers
         self.sample = LiveSample(len(gates) + 1)
         self._distance = distance
         self._swaps = 0
-        self._rest = 1.0 / share - 1.0
-        self._began_s = 0.0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="predictor", daemon=True)
+        self.start: Callable[[], None] = self._thread.start
+        self.close: Callable[[], None] = self._thread.close
 
     @property
     def predictor(self) -> TrainedPredictor:
@@ -96,27 +80,11 @@ class LivePredictor:
         Args:
             embedding_TH: What enters the model's first layer; not kept.
         """
-        first = self._first_layers
-        return {
-            layer: ExpectedLoad(load_E, first.errors[layer].mean_at(len(embedding_TH)))
-            if layer in first.errors
-            else ExpectedLoad(load_E)
-            for layer, load_E in first.predict(embedding_TH).items()
-        }
+        return expect_first(self._first_layers, embedding_TH)
 
     def state(self) -> PredictorState:
         """What it is now."""
         return PredictorState(kind="auto", distance=self._distance, swaps=self._swaps)
-
-    def start(self) -> None:
-        """Learn in a thread from now on."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """End the thread, if there is one."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(timeout=10.0)
 
     def learn(self) -> Swap | None:
         """Learn from what was noted; returns the swap that this led to, if any."""
@@ -150,46 +118,3 @@ class LivePredictor:
             f"{swap.accuracy_after:.3f} now"
         )
         return swap
-
-    def _run(self) -> None:
-        work_in_background()
-        with contextlib.suppress(OSError):
-            # Of this thread alone: Linux has a priority for each.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        try:
-            while not self._stop.wait(_ROUND_S):
-                self._began_s = time.perf_counter()
-                self.learn()
-                self._pause()
-        except _StoppedError:
-            pass
-        except Exception:  # noqa: BLE001 - whatever it was, serving goes on
-            _log.exception("learning from live traffic failed; the predictor stays as it is")
-
-    def _pause(self) -> None:
-        """Rest so long that work keeps to its share; only in the thread."""
-        if threading.current_thread() is not self._thread:
-            return
-        worked_s = time.perf_counter() - self._began_s
-        if worked_s < _LEAST_WORK_S:
-            return
-        if self._stop.wait(min(_LONGEST_REST_S, self._rest * worked_s)):
-            raise _StoppedError
-        self._began_s = time.perf_counter()
-
-
-def expect(predictor: TrainedPredictor, layer: int, x_TH: torch.Tensor) -> ExpectedLoad | None:
-    """What a trained predictor expects of layer + d, and how far off it expects to be.
-
-    Args:
-        predictor: The predictor.
-        layer: MoE layer that is about to run.
-        x_TH: Its gate input [T, H].
-    """
-    load_E = predictor.predict(layer, x_TH)
-    if load_E is None:
-        return None
-    error = predictor.error(layer)
-    if error is None:
-        return ExpectedLoad(load_E)
-    return ExpectedLoad(load_E, error.mean_at(len(x_TH)))

@@ -7,14 +7,15 @@ from pathlib import Path
 import torch
 
 from moeless.bootstrap.control import heeds_forecasts
-from moeless.bootstrap.live_predictor import LivePredictor, expect
+from moeless.bootstrap.live_first_layers import LiveFirstLayers
+from moeless.bootstrap.live_predictor import LivePredictor
 from moeless.bootstrap.predictor_choice import choose_predictor
 from moeless.config import ExpertsConfig, PolicyConfig
 from moeless.core.clock import SystemClock
 from moeless.engines.transformers.gate_access import find_gates
 from moeless.engines.transformers.loader import LoadedModel
 from moeless.errors import ConfigError
-from moeless.functions.announcer import ExpectedLoad, Forecast, LookAhead
+from moeless.functions.announcer import ExpectedLoad, LookAhead
 from moeless.learned.gate_predictor import Gate, GatePredictor
 from moeless.learned.load_predictor import LoadPredictor
 from moeless.learned.predictor_file import load_predictor
@@ -99,14 +100,13 @@ def build_look_ahead(
         predictor, _ = load_predictor(
             choice.directory, gates=gates, model=loaded.spec.model_id, distance=policy.distance
         )
-        return _steady(choice.name, predictor, _with_errors(predictor), str(choice.directory))
+        return _trained(choice.name, gates, predictor, str(choice.directory))
     distance = policy.distance or 1
     if distance >= len(gates):  # every layer is among the first d
         return _unseeing(choice.name, distance)
     if choice.kind == "auto":
         return _live(loaded, gates, distance, config.events, tell)
-    copied = GatePredictor(gates, distance)
-    return _steady(choice.name, copied, _without_errors(copied))
+    return _copied(choice.name, GatePredictor(gates, distance))
 
 
 def _unseeing(kind: str, distance: int) -> ServingLookAhead:
@@ -114,12 +114,30 @@ def _unseeing(kind: str, distance: int) -> ServingLookAhead:
     return ServingLookAhead(on_path=LookAhead(distance=distance), state=lambda: state)
 
 
-def _steady(
-    kind: str, predictor: LoadPredictor, forecast: Forecast, source: str | None = None
-) -> ServingLookAhead:
-    state = PredictorState(kind=kind, distance=predictor.distance, source=source)
+def _copied(kind: str, predictor: LoadPredictor) -> ServingLookAhead:
+    state = PredictorState(kind=kind, distance=predictor.distance)
+
+    def forecast(layer: int, x_TH: torch.Tensor) -> ExpectedLoad | None:
+        load_E = predictor.predict(layer, x_TH)
+        return None if load_E is None else ExpectedLoad(load_E)
+
     on_path = LookAhead(distance=predictor.distance, forecast=forecast)
     return ServingLookAhead(on_path=on_path, state=lambda: state)
+
+
+def _trained(
+    kind: str, gates: list[Gate], predictor: TrainedPredictor, source: str
+) -> ServingLookAhead:
+    state = PredictorState(kind=kind, distance=predictor.distance, source=source)
+    live = LiveFirstLayers(gates, predictor)
+    live.start()
+    on_path = LookAhead(
+        distance=predictor.distance,
+        forecast=live.forecast,
+        forecast_first=live.forecast_first,
+        notice=live.notice,
+    )
+    return ServingLookAhead(on_path=on_path, state=lambda: state, close=live.close)
 
 
 def _live(
@@ -146,18 +164,3 @@ def _live(
         notice=live.notice,
     )
     return ServingLookAhead(on_path=on_path, state=live.state, close=live.close)
-
-
-def _without_errors(predictor: LoadPredictor) -> Forecast:
-    def forecast(layer: int, x_TH: torch.Tensor) -> ExpectedLoad | None:
-        load_E = predictor.predict(layer, x_TH)
-        return None if load_E is None else ExpectedLoad(load_E)
-
-    return forecast
-
-
-def _with_errors(predictor: TrainedPredictor) -> Forecast:
-    def forecast(layer: int, x_TH: torch.Tensor) -> ExpectedLoad | None:
-        return expect(predictor, layer, x_TH)
-
-    return forecast

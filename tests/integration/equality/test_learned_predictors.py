@@ -1,7 +1,12 @@
 """Predictors that were trained, or learn while they serve, change no output token."""
 
+import json
+from functools import partial
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 from equality_reference import (
     assert_same_answers,
     assert_same_answers_until,
@@ -11,8 +16,10 @@ from equality_reference import (
 
 from fakes.trained_predictors import train_predictor
 from families import VOCABULARY
-from moeless.bootstrap import live_predictor
-from moeless.learned.live_learning import LiveOptions
+from moeless.bootstrap import learning_thread, live_first_layers, live_predictor
+from moeless.learned import first_layers_learning, live_learning
+from moeless.learned.live_options import LiveOptions
+from moeless.learned.live_sample import LiveSample
 
 FAMILIES = ("deepseek_v3", "phimoe", "gpt_oss", "mixtral")
 """Each with another rule of choosing experts."""
@@ -34,6 +41,19 @@ def train(reference_of, tmp_path_factory):
         return made[family, distance]
 
     return train
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Whoever learns from live tokens does so after few of them, and at once."""
+    options = LiveOptions(
+        held_out_tokens=128, first_fit_tokens=64, chunk_tokens=32, least_gain=1e-9
+    )
+    for module in (live_learning, first_layers_learning):
+        monkeypatch.setattr(module, "LiveOptions", lambda: options)
+    for module in (live_predictor, live_first_layers):
+        monkeypatch.setattr(module, "LiveSample", partial(LiveSample, share=1.0))
+    monkeypatch.setattr(learning_thread, "_ROUND_S", 0.001)
 
 
 @pytest.mark.parametrize(
@@ -58,13 +78,28 @@ def test_trained_predictors_give_the_answers_of_transformers(
     assert (snapshot.prediction_accuracy_L[distance:] > 0.5).all()
 
 
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("family", ["deepseek_v3", "phimoe"])
+def test_the_first_layers_are_learnt_beside_a_trained_predictor(family, train, reference_of):
+    reference, predictor = reference_of(family), str(train(family, 2))
+    hidden = json.loads((Path(predictor) / "manifest.json").read_text())["hidden"]
+    with serving(
+        reference.directory, invoker="inline", devices=2, policy="moeless", predictor=predictor
+    ) as served:
+        expect = served.runtime.look_ahead.on_path.forecast_first
+        assert_same_answers_until(
+            served, reference, lambda: expect(torch.randn(4, hidden)), attempts=60
+        )
+        assert_same_answers(served, reference)
+        state = served.runtime.snapshot().predictor
+    assert (state.kind, state.distance, state.swaps) == ("trained", 2, 0)
+
+
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_predictors_that_learn_and_are_replaced_give_the_answers_of_transformers(
-    family, reference_of, monkeypatch
+    family, reference_of
 ):
-    eager = LiveOptions(held_out_tokens=128, first_fit_tokens=64, chunk_tokens=32, least_gain=1e-9)
-    monkeypatch.setattr(live_predictor, "LiveOptions", lambda: eager)
-    monkeypatch.setattr(live_predictor, "_ROUND_S", 0.001)
     reference, told = reference_of(family), []
     with serving(
         reference.directory,

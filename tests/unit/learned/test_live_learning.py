@@ -8,10 +8,17 @@ torch = pytest.importorskip("torch")
 
 from fakes.gate_recordings import EXPERTS, HIDDEN, LAYERS, draw_gates, draw_states  # noqa: E402
 from moeless.errors import ConfigError  # noqa: E402 - after the skip
-from moeless.learned.live_learning import LiveLearning, LiveOptions  # noqa: E402
+from moeless.learned.first_layers_learning import FirstLayersLearning  # noqa: E402
+from moeless.learned.live_learning import LiveLearning  # noqa: E402
+from moeless.learned.live_options import LiveOptions  # noqa: E402
 from moeless.learned.live_sample import LiveSample  # noqa: E402
 
 OPTIONS = LiveOptions(held_out_tokens=256, first_fit_tokens=128, chunk_tokens=64)
+
+
+def sample_of(layers, **options):
+    """A sample that costs nothing, so that no step is left out to save time."""
+    return LiveSample(layers, **{"clock": lambda: 0.0, **options})
 
 
 def run_step(sample, states_TLH):
@@ -21,7 +28,7 @@ def run_step(sample, states_TLH):
 
 class TestSample:
     def test_a_few_tokens_of_a_step_come_out_with_all_their_layers(self):
-        sample, states = LiveSample(LAYERS, least_rows=4), draw_states(32)
+        sample, states = sample_of(LAYERS, least_rows=4), draw_states(32)
         run_step(sample, states)
         assert sample.waiting_tokens == 4
         taken = sample.take()
@@ -35,18 +42,18 @@ class TestSample:
         ("tokens", "expected"), [(1, 1), (3, 3), (4, 4), (63, 4), (160, 10), (4096, 32)]
     )
     def test_long_steps_give_more_but_not_without_bound(self, tokens, expected):
-        sample = LiveSample(LAYERS)
+        sample = sample_of(LAYERS)
         run_step(sample, torch.zeros(tokens, LAYERS, HIDDEN))
         assert len(sample.take()) == expected
 
     def test_each_step_takes_other_rows(self):
-        sample, rows = LiveSample(1, capacity_tokens=1000), torch.arange(30.0)[:, None, None]
+        sample, rows = sample_of(1, capacity_tokens=1000), torch.arange(30.0)[:, None, None]
         for _ in range(40):
             run_step(sample, rows)
         assert len(sample.take().unique()) == 30
 
     def test_what_waits_is_bounded_whatever_the_traffic(self):
-        sample = LiveSample(LAYERS, capacity_tokens=64)
+        sample = sample_of(LAYERS, capacity_tokens=64)
         for _ in range(100):
             run_step(sample, torch.zeros(512, LAYERS, HIDDEN))
             assert sample.waiting_tokens < 64 + 32
@@ -56,7 +63,7 @@ class TestSample:
         assert sample.waiting_tokens == 32
 
     def test_a_step_that_broke_off_or_missed_a_layer_leaves_nothing(self):
-        sample, states = LiveSample(LAYERS), draw_states(8)
+        sample, states = sample_of(LAYERS), draw_states(8)
         run_step(sample, states[:, : LAYERS - 1])
         for layer in (0, 1, 3):
             sample.note(layer, states[:, layer])
@@ -68,11 +75,49 @@ class TestSample:
         assert len(sample.take()) == 4
 
     def test_what_was_taken_does_not_change_with_the_engine_s_buffer(self):
-        sample, states = LiveSample(LAYERS), draw_states(4)
+        sample, states = sample_of(LAYERS), draw_states(4)
         kept = states.clone()
         run_step(sample, states)
         states.zero_()
         assert torch.equal(sample.take(), kept)
+
+
+class Ticking:
+    """A clock that goes on by the next of some durations whenever it is read."""
+
+    def __init__(self, note_s, between_s):
+        self.now_s, self._next, self._durations = 0.0, 0, (note_s, between_s)
+
+    def __call__(self):
+        self.now_s += self._durations[(self._next + 1) % 2]
+        self._next += 1
+        return self.now_s
+
+
+class TestSamplingTime:
+    """A clock is read before and after each note, so that notes take what it says."""
+
+    @pytest.mark.parametrize(("note_s", "left_out"), [(1e-6, 0), (1e-3, 990)])
+    def test_notes_keep_to_their_share_of_the_steps(self, note_s, left_out):
+        between_s, share, steps = 1e-2, 0.01, 1000
+        sample = LiveSample(
+            LAYERS, share=share, clock=Ticking(note_s, between_s), capacity_tokens=10**6
+        )
+        for _ in range(steps):
+            run_step(sample, torch.zeros(4, LAYERS, HIDDEN))
+        noted = steps - sample.saved_steps
+        cost_s = noted * LAYERS * note_s
+        assert noted > 0
+        assert cost_s < share * steps * LAYERS * between_s + LAYERS * note_s
+        assert (sample.saved_steps > 0) == (left_out > 0)
+
+    def test_pauses_between_steps_earn_nothing(self):
+        clock = Ticking(1e-3, 1e-3)
+        sample = LiveSample(LAYERS, share=0.01, clock=clock)
+        for _ in range(20):
+            run_step(sample, torch.zeros(4, LAYERS, HIDDEN))
+            clock.now_s += 1000.0
+        assert sample.saved_steps == 19
 
 
 class TestLearning:
@@ -172,7 +217,7 @@ class TestLearning:
         learning = LiveLearning(draw_gates(), 1, OPTIONS)
         for seed in range(50):
             learning.learn(draw_states(64, seed=seed))
-            assert sum(map(len, learning._newest)) < 256 + 64
+            assert len(learning._newest.all_TLH) < 256 + 64
 
     @pytest.mark.parametrize(
         "options",
@@ -223,6 +268,22 @@ class TestFirstLayers:
             assert load_E.sum() == pytest.approx(1024, rel=1e-4)
             assert abs(load_E - true_E).sum() / 2 < 0.12 * 1024
             assert 0.0 < first.errors[layer].mean_at(64) < 0.3
+
+    def test_they_can_be_learnt_alone(self):
+        """Beside a trained predictor only the first d layers and the embedding are sampled."""
+        gates = draw_gates()
+        learning = FirstLayersLearning(gates[:2], OPTIONS)
+        for seed in range(12):
+            tokens = self.with_embeddings(draw_states(64, topic=1.0, seed=seed))
+            learning.learn(torch.cat([tokens[:, :2], tokens[:, -1:]], dim=1))
+        together = self.learn(gates=gates)
+        embedding_TH = self.with_embeddings(draw_states(64, topic=1.0, seed=99))[:, -1]
+        expected, alone = (
+            first.predict(embedding_TH) for first in (together, learning.first_layers)
+        )
+        assert sorted(alone) == sorted(expected) == [0, 1]
+        for layer, load_E in alone.items():
+            assert load_E == pytest.approx(expected[layer])
 
     def test_embeddings_that_say_nothing_do_no_harm(self):
         first = self.learn(meaningless=True, topic=0.0)
