@@ -1,92 +1,93 @@
-"""What learning from live traffic costs: step times with it and without, in one run.
+"""What learning from live traffic costs, counted in one run: no comparison of noisy step times.
 
-The demo model answers the demo's prompts on two one-thread workers. Two comparisons:
+The demo model answers the demo's prompts on two one-thread workers. Counted are the processor time
+of each call that notes gate inputs on the token path, the wall and processor time of the engine's
+thread in the same steps, and the processor time of the thread that learns.
 
-- sampling: every decode step is drawn to copy gate inputs, or not, with nobody learning from them;
-- learning: in turns of a few seconds the predictor learns in its thread, or rests. It fits about
-  ten times as often as when serving, so that there is something to see.
-
-    python benchmarks/bench_live_predictor.py [--requests 16] [--rounds 4] [--seconds 120]
+    python benchmarks/bench_live_predictor.py [--batches 1 16] [--tokens 64] [--rounds 2]
 """
 
 import argparse
-import random
-import statistics
-import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
 from importlib import resources
+from typing import NamedTuple
 
 import torch
 
 from moeless.bootstrap.engine import find_model
-from moeless.bootstrap.experts import ExpertsRuntime, start_experts
-from moeless.bootstrap.live_predictor import LivePredictor, expect
+from moeless.bootstrap.experts import start_experts
+from moeless.bootstrap.live_predictor import LivePredictor
 from moeless.config import ExpertsConfig
 from moeless.core.clock import SystemClock
 from moeless.core.cluster import parse_devices
 from moeless.core.generation import GenerationRequest, SamplingParams
-from moeless.engines.transformers.gate_access import find_gates
+from moeless.engines.transformers.gate_access import find_gates, observed_layer_inputs
 from moeless.engines.transformers.generation.engine import TransformersTextEngine
 from moeless.engines.transformers.generation.observer import GenerationObserver
 from moeless.engines.transformers.generation.options import EngineOptions
 from moeless.engines.transformers.loader import load_engine_model
-from moeless.functions.dispatch import ExpectedLoad
-from moeless.learned.live_options import LiveOptions
+from moeless.learned.live_sample import LiveSample
 from moeless.telemetry.fanout import FanoutSink
 
-TURN_S = 3.0
-EAGER = LiveOptions(
-    held_out_tokens=512, first_fit_tokens=256, longest_fit_interval=256, chunk_tokens=64
-)
+
+class CountedSample(LiveSample):
+    """Counts the processor time of its notes."""
+
+    cpu_s = 0.0
+    notes = 0
+
+    def note(self, layer: int, x_TH: torch.Tensor) -> None:
+        """As in any sample."""
+        before_s = time.thread_time()
+        super().note(layer, x_TH)
+        self.cpu_s += time.thread_time() - before_s
+        self.notes += 1
+
+
+class Cost(NamedTuple):
+    """Of some steps.
+
+    Args:
+        steps: How many.
+        wall_s: Their time.
+        cpu_s: Of the engine's thread.
+        note_s: Part of it that noted gate inputs.
+    """
+
+    steps: int = 0
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    note_s: float = 0.0
+
+    def plus(self, wall_s: float, cpu_s: float, note_s: float) -> "Cost":
+        """One step more."""
+        return Cost(self.steps + 1, self.wall_s + wall_s, self.cpu_s + cpu_s, self.note_s + note_s)
 
 
 class Steps(GenerationObserver):
-    """Decode times by arm; the arm of the next step is drawn when one has ended."""
+    """Costs by phase and tokens."""
 
-    def __init__(self, draw: Callable[[], str]) -> None:
-        self.draw = draw
-        self.arm = draw()
-        self.seconds: dict[str, list[float]] = {}
+    def __init__(self, sample: CountedSample, clock_s: float) -> None:
+        self.found: dict[str, Cost] = defaultdict(Cost)
+        self._sample, self._clock_s = sample, clock_s
+        self._before: tuple[float, float, int] | None = None
 
-    def step_finished(self, phase: str, tokens: int, duration_s: float) -> None:  # noqa: ARG002
-        """Note it."""
-        if phase == "decode":
-            self.seconds.setdefault(self.arm, []).append(duration_s)
-        self.arm = self.draw()
-
-
-class Turns:
-    """Says whose turn it is, and has the predictor rest in the others."""
-
-    def __init__(self, live: "PausableLearning") -> None:
-        self._live = live
-        self._clock = time.pthread_getcpuclockid(live._thread.ident)
-        self._began_s = time.perf_counter()
-        self.before_s = self.cpu_s()
-
-    def cpu_s(self) -> float:
-        """CPU seconds of the thread."""
-        return time.clock_gettime(self._clock)
-
-    def draw(self) -> str:
-        """The arm of the next step."""
-        turn = int((time.perf_counter() - self._began_s) / TURN_S) % 2
-        self._live.is_paused = turn == 0
-        return ("resting", "learning")[turn]
+    def step_finished(self, phase: str, tokens: int, duration_s: float) -> None:
+        """Note it; called on the engine's thread."""
+        now_s, sample = time.thread_time(), self._sample
+        if self._before is not None:
+            cpu_s, note_s, notes = self._before
+            # Reading the clock twice shows some time that no note took.
+            counted_s = sample.cpu_s - note_s - (sample.notes - notes) * self._clock_s
+            kind = phase if phase == "decode" else f"{phase}, {tokens} tokens"
+            self.found[kind] = self.found[kind].plus(duration_s, now_s - cpu_s, counted_s)
+        self._before = (now_s, sample.cpu_s, sample.notes)
 
 
-class PausableLearning(LivePredictor):
-    """Rests while it is told to."""
-
-    is_paused = False
-
-    def _pause(self) -> None:
-        super()._pause()
-        while self.is_paused and threading.current_thread() is self._thread:
-            if self._stop.wait(0.01):
-                break
-            self._began_s = time.perf_counter()
+def clock_s() -> float:
+    """What two readings of the clock one after the other show."""
+    return min(-time.thread_time() + time.thread_time() for _ in range(1000))
 
 
 def answer(engine: TransformersTextEngine, prompts: list[list[int]], tokens: int) -> None:
@@ -101,33 +102,22 @@ def answer(engine: TransformersTextEngine, prompts: list[list[int]], tokens: int
             assert not event.error, event.error
 
 
-def install(
-    runtime: ExpertsRuntime, forecast: Callable[[int, torch.Tensor], ExpectedLoad | None]
-) -> None:
-    """Have the token path ask somebody else; nothing but a benchmark changes arms in a run."""
-    runtime.dispatcher._forecast = forecast
-
-
-def show(steps: Steps, off: str, on: str) -> None:
+def show(name: str, cost: Cost) -> None:
     """One line of figures."""
-    before, after = (sorted(steps.seconds[arm]) for arm in (off, on))
-    medians = [statistics.median(arm) * 1e3 for arm in (before, after)]
-    # The slowest twentieth is that of other processes on this machine.
-    means = [statistics.fmean(arm[: len(arm) * 19 // 20]) * 1e3 for arm in (before, after)]
     print(
-        f"{on}: median {medians[1]:.2f} ms, without {medians[0]:.2f} "
-        f"({medians[1] / medians[0] - 1:+.2%}); mean of the fastest 95% {means[1]:.2f}, without "
-        f"{means[0]:.2f} ({means[1] / means[0] - 1:+.2%}); {len(after)} and {len(before)} steps"
+        f"{name}: {cost.steps} steps of {1e3 * cost.wall_s / cost.steps:.1f} ms, engine thread "
+        f"{1e3 * cost.cpu_s / cost.steps:.1f} ms; noting {1e6 * cost.note_s / cost.steps:.0f} us: "
+        f"{cost.note_s / cost.wall_s:.2%} of the time, {cost.note_s / cost.cpu_s:.2%} of the "
+        "engine thread's processor time"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--requests", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -136,52 +126,56 @@ def main() -> None:
         loaded, ExpertsConfig(devices=parse_devices("cpu:2"), worker_threads=1)
     )
     gates = find_gates(loaded.model, loaded.spec.layer_ids)
-    chooser = random.Random(0)
-    steps = Steps(lambda: "warm-up")
-    live = PausableLearning(
+    live = LivePredictor(
         gates,
         1,
         model=loaded.spec.model_id,
         clock=SystemClock(),
         sink=FanoutSink(),
         tell=lambda text: print(f"  {text}"),
-        options=EAGER,
     )
-
-    def forecast(layer: int, x_TH: torch.Tensor) -> ExpectedLoad | None:
-        if steps.arm == "plain":
-            return expect(live.predictor, layer, x_TH)
-        return live.forecast(layer, x_TH)
-
-    install(runtime, forecast)
-    limits = EngineOptions(max_batch_size=options.requests)
+    sample = live.sample = CountedSample(len(gates) + 1)
+    announce = runtime.dispatcher.announce_first_layers
+    # Nothing but a benchmark changes who is asked while it runs.
+    runtime.dispatcher._forecast = live.forecast
+    steps = Steps(sample, clock_s())
+    limits = EngineOptions(max_batch_size=max(options.batches))
     texts = resources.files("moeless.cli").joinpath("demo_prompts.txt").read_text("utf8")
+    live.start()
+    learner = time.pthread_getcpuclockid(live._thread.thread.ident)
     try:
-        with TransformersTextEngine(
-            loaded.model, loaded.tokenizer, model_id="bench", options=limits, observer=steps
-        ) as engine:
+        with (
+            observed_layer_inputs(
+                loaded.model, [0], lambda _, x_TH: announce(live.forecast_first(x_TH))
+            ),
+            TransformersTextEngine(
+                loaded.model, loaded.tokenizer, model_id="bench", options=limits, observer=steps
+            ) as engine,
+        ):
             prompts = [
                 engine.encode_chat([{"role": "user", "content": text}])
                 for text in texts.splitlines()
             ]
-            prompts = [prompts[n % len(prompts)] for n in range(options.requests)]
-            answer(engine, prompts, 16)
-            steps.draw = lambda: chooser.choice(("plain", "sampling"))
-            for _ in range(options.rounds):
-                answer(engine, prompts, options.tokens)
-                live.sample.take()  # nobody learns, but it must not be full
-            show(steps, "plain", "sampling")
-
-            live.start()
-            turns = Turns(live)
-            steps.seconds.clear()
-            steps.draw = turns.draw
-            began_s = time.perf_counter()
-            while time.perf_counter() - began_s < options.seconds:
-                answer(engine, prompts, options.tokens)
-            show(steps, "resting", "learning")
-            share = (turns.cpu_s() - turns.before_s) / (time.perf_counter() - began_s)
-            print(f"the thread used {2 * share:.1%} of a core while it learnt")
+            prompts = [prompts[n % len(prompts)] for n in range(max(options.batches))]
+            answer(engine, prompts, 8)
+            for batch in options.batches:
+                steps.found.clear()
+                began_s, learnt_s = time.perf_counter(), time.clock_gettime(learner)
+                for _ in range(options.rounds):
+                    answer(engine, prompts[:batch], options.tokens)
+                took_s = time.perf_counter() - began_s
+                learnt_s = time.clock_gettime(learner) - learnt_s
+                for name, cost in steps.found.items():
+                    show(f"{batch} at once, {name}", cost)
+                spent = sum(cost.cpu_s for cost in steps.found.values())
+                print(
+                    f"  learning: {learnt_s / took_s:.2%} of a core beside it, "
+                    f"{learnt_s / spent:.2%} of the engine thread's processor time"
+                )
+            print(
+                f"steps left out: {sample.saved_steps} to keep to the share, "
+                f"{sample.left_out_steps} because enough waited"
+            )
             live.close()
     finally:
         runtime.close()
