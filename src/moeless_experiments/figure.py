@@ -79,11 +79,12 @@ class Finding:
 
     Args:
         what: What is compared, with its unit.
-        ours: Our number, with the trace or model that it belongs to.
+        ours: Our number in a few words; of several cases their range.
         paper: The paper's number if its text has one.
         why: Where they differ: the reason, as far as it is known.
         verdict: Whether the paper's claim holds here; None where it claims nothing, or where
             ours cannot tell. The report lists claims by it.
+        cases: Our number by case, where there are several.
     """
 
     what: str
@@ -91,6 +92,7 @@ class Finding:
     paper: str = NOT_IN_OUR_COPY
     why: str = ""
     verdict: Verdict | None = None
+    cases: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

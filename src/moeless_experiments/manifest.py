@@ -36,6 +36,7 @@ def describe(
                 "ours": each.ours,
                 "why": each.why,
                 "verdict": each.verdict,
+                "cases": dict(each.cases),
             }
             for each in result.findings
         ],

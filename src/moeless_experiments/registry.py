@@ -35,6 +35,7 @@ MODULES: Final[dict[str, str]] = {
     "sensitivity": "moeless_experiments.figures.sensitivity",
     "where-it-pays": "moeless_experiments.figures.where_it_pays",
     "predictors": "moeless_experiments.figures.predictors",
+    "learning-curve": "moeless_experiments.figures.learning_curve",
     "end-effect": "moeless_experiments.figures.end_effect",
     "measured-layers": "moeless_experiments.figures.measured_layers",
     "emulated-devices": "moeless_experiments.figures.emulated_devices",

@@ -20,8 +20,10 @@ from moeless_experiments.studies.predictor_kinds import (
     QUICK_MLP_EPOCHS,
     RIDGE,
 )
+from moeless_experiments.studies.summary import listed, span, spread
+from moeless_experiments.studies.sweeps import verdict
 
-_DISTANCES, _QUICK_DISTANCES = (1, 3, 5), (1, 3)
+_DISTANCES, _QUICK_DISTANCES = (1, 2, 3, 4, 5), (1, 3)
 _NAMES = (GATE, MLP, FINETUNE_80, FINETUNE, RIDGE)
 _OURS = (FINETUNE_80, FINETUNE, RIDGE)
 _LABELS = {
@@ -40,14 +42,6 @@ _STYLES = {
 }
 
 
-_WHY = {
-    GATE: "the paper does not say how it measures accuracy; a load accuracy that starts at 0.9 "
-    "cannot gain 18 points",
-    MLP: "how well perceptrons do depends on the tokens that they are trained on, which the paper "
-    "does not give",
-}
-
-
 class _Point(NamedTuple):
     model: str
     trained_on: str
@@ -60,6 +54,7 @@ class _Point(NamedTuple):
     pearson_r: float
     token_recall: float
     bytes: int
+    fit_tokens: int | None
 
 
 def run(context: Context) -> Result:
@@ -83,9 +78,10 @@ def run(context: Context) -> Result:
             Finding(
                 what="memory of a re-fitted predictor ÷ that of perceptrons",
                 paper="less than 2%",
-                ours=f"at most {_memory_ratio(points):.2%}",
-                why="experts ÷ (2 (hidden + experts)): the demo models' hidden size is small",
-                verdict="holds" if _memory_ratio(points) < 0.02 else "in part",
+                ours=f"at most {max(_memory_ratios(points).values()):.2%}",
+                cases=listed(_memory_ratios(points), ".2%"),
+                why=_why_memory(points),
+                verdict=verdict([ratio < 0.02 for ratio in _memory_ratios(points).values()]),
             ),
         ),
         interpretation=_interpret(points, distances),
@@ -120,13 +116,19 @@ def _measure(context: Context, case: tuple[str, str, str], distance: int, name: 
         scores.pearson_r,
         float(expected.recall_L.mean()),
         expected.made.predictor.num_bytes,
+        expected.made.fit_tokens,
     )
 
 
-def _differences(points: Sequence[_Point], name: str, baseline: str) -> list[float]:
+def _differences(points: Sequence[_Point], name: str, baseline: str) -> dict[str, float]:
     """Points of accuracy that a predictor has more than another, case by case."""
     held = {p[:4]: p.load_accuracy for p in points if p.predictor == baseline}
-    return [100 * (p.load_accuracy - held[p[:4]]) for p in points if p.predictor == name]
+    return {
+        f"{p.model}, {p.trained_on} → {p.tested_on}, d = {p.distance}": 100
+        * (p.load_accuracy - held[p[:4]])
+        for p in points
+        if p.predictor == name
+    }
 
 
 def _gains(points: Sequence[_Point], baseline: str, paper: int) -> list[Finding]:
@@ -135,16 +137,36 @@ def _gains(points: Sequence[_Point], baseline: str, paper: int) -> list[Finding]
         gains = _differences(points, name, baseline)
         findings.append(
             Finding(
-                what=f"load accuracy of {name} above {baseline}, in points",
+                what=f"points of load accuracy of {name} above {baseline}",
                 paper=f"up to {paper}%",
-                ours=(
-                    f"up to {max(gains):.1f}, mean {np.mean(gains):.1f}, least {min(gains):.1f}"
-                ),
-                why=_WHY[baseline],
-                verdict=_verdict(gains, paper),
+                ours=spread(gains.values(), "+.1f"),
+                cases=listed(gains, "+.1f"),
+                why=_why(points, name, baseline, paper),
+                verdict=_verdict(list(gains.values()), paper),
             )
         )
     return findings
+
+
+def _why(points: Sequence[_Point], name: str, baseline: str, paper: int) -> str:
+    """How much there was to gain, and how much of it was gained."""
+    below = [p for p in points if p.predictor == baseline]
+    best = {p[:4]: p.load_accuracy for p in points if p.predictor == name}
+    missing = [100 * (1 - p.load_accuracy) for p in below]
+    removed = [(best[p[:4]] - p.load_accuracy) / max(1 - p.load_accuracy, 1e-9) for p in below]
+    text = (
+        f"{baseline} has {span((p.load_accuracy for p in below), '.3f')}, which leaves "
+        f"{span(missing, '.1f')} points to gain; {name} gains {span(removed, '.0%')} of them"
+    )
+    if max(missing) < paper:
+        text += f"; {paper} points are not there to be gained in any case"
+    tokens = {p.fit_tokens for p in below if p.fit_tokens}
+    if tokens:
+        text += (
+            f"; {baseline} learnt from {span(tokens, ',.0f')} tokens (the paper does not give "
+            "its number), and with fewer falls behind further: see learning-curve"
+        )
+    return text
 
 
 def _verdict(gains: Sequence[float], paper: int) -> Verdict:
@@ -154,10 +176,25 @@ def _verdict(gains: Sequence[float], paper: int) -> Verdict:
     return "in part" if np.mean(gains) > 0 else "does not hold"
 
 
-def _memory_ratio(points: Sequence[_Point]) -> float:
-    """The largest over all cases."""
+def _memory_ratios(points: Sequence[_Point]) -> dict[str, float]:
+    """By model."""
     large = {p[:4]: p.bytes for p in points if p.predictor == MLP}
-    return max(p.bytes / large[p[:4]] for p in points if p.predictor in _OURS)
+    found: dict[str, float] = {}
+    for p in points:
+        if p.predictor in _OURS:
+            found[p.model] = max(found.get(p.model, 0.0), p.bytes / large[p[:4]])
+    return found
+
+
+def _why_memory(points: Sequence[_Point]) -> str:
+    above = [name for name, ratio in _memory_ratios(points).items() if ratio >= 0.02]
+    if not above:
+        return ""
+    return (
+        f"{' and '.join(above)}: the ratio is experts ÷ (2 (hidden + experts)), below 2% where "
+        "experts are fewer than 4% of the hidden size (576 here); see table2 for the paper's "
+        "shapes"
+    )
 
 
 def _mean(points: Sequence[_Point], name: str, distance: int) -> float:
@@ -171,15 +208,17 @@ def _interpret(points: Sequence[_Point], distances: Sequence[int]) -> str:
         + ", ".join(f"{name} {_mean(points, name, distance):.3f}" for name in _NAMES)
         for distance in distances
     )
-    ahead = sum(gain > 0 for gain in _differences(points, RIDGE, MLP))
-    cases = len(_differences(points, RIDGE, MLP))
+    gains = _differences(points, RIDGE, MLP)
+    ahead, cases = sum(gain > 0 for gain in gains.values()), len(gains)
+    share = np.mean(list(_memory_ratios(points).values()))
+    kept = [p.load_accuracy >= 0.8 for p in points if p.predictor == GATE]
     return (
         f"Mean load accuracy over models and prompts: {by_distance}. A gate re-fitted in closed "
-        f"form is ahead of perceptrons trained from scratch in {ahead} of {cases} cases, with a "
-        f"hundredth of their memory: with some thousand tokens to learn from, beginning at what "
-        "the gate knows is worth more than a larger model. The paper's rule with its example "
-        "threshold leaves most layers as they are, since most copied gates of these models reach "
-        "80% already."
+        f"form is ahead of perceptrons trained from scratch in {ahead} of {cases} cases, by "
+        f"{np.mean(list(gains.values())):.1f} points on average, with {share:.1%} of their "
+        f"memory. {_why(points, RIDGE, MLP, 15)}. Of the copied gates {sum(kept)} of "
+        f"{len(kept)} (case by case, mean over layers) reach 80% already, where the paper's rule "
+        "with its example threshold has little to do."
     )
 
 

@@ -13,6 +13,7 @@ from moeless_experiments.plotting import grid
 from moeless_experiments.recordings import available_prompts, tokens_of
 from moeless_experiments.studies.predictor_bench import LONG_PROMPTS, SMALL_BATCHES, open_bench
 from moeless_experiments.studies.predictor_kinds import GATE, RIDGE
+from moeless_experiments.studies.summary import spread
 
 _DISTANCE = 1
 _NAMES = (GATE, RIDGE)
@@ -86,11 +87,15 @@ def run(context: Context) -> Result:
             Finding(
                 what=f"Pearson r of predicted and actual loads, {name}, d = {_DISTANCE}",
                 paper="strong positive correlation (no number in the text)",
-                ours="; ".join(
-                    f"{row[0]} {row[1]} {row[5]:.3f}"
+                ours=spread(
+                    (float(row[5] or 0.0) for row in rows if row[2:5] == (*LONG_PROMPTS, name)),
+                    ".3f",
+                ),
+                cases={
+                    f"{row[0]}, {row[1]}": f"{row[5]:.3f}"
                     for row in rows
                     if row[2:5] == (*LONG_PROMPTS, name)
-                ),
+                },
                 verdict=_verdict(rows, name),
             )
             for name in reversed(_NAMES)

@@ -23,6 +23,7 @@ from moeless_experiments.studies.predictor_kinds import (
     FINETUNE_80,
     FINETUNE_95,
     GATE,
+    MEAN,
     MLP,
     RIDGE,
     RIDGE_80,
@@ -30,9 +31,6 @@ from moeless_experiments.studies.predictor_kinds import (
 )
 
 _DISTANCES, _QUICK_DISTANCES = (1, 2, 3, 4, 5), (1, 3)
-SLOW_DISTANCES = (1, 3, 5)
-"""At which perceptrons, and gates fine-tuned in all layers, are asked."""
-
 _FIGURES = (
     "load_accuracy",
     "error_p90",
@@ -99,7 +97,6 @@ def run(context: Context) -> Result:
         interpretation=_interpret(table, distances),
         config={
             "distances": list(distances),
-            "slow_distances": list(SLOW_DISTANCES),
             "tokens": tokens_of(context),
             "views": [str(view) for view in VIEWS],
             "depth": depth,
@@ -114,13 +111,11 @@ def _pairs(context: Context, prompts: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def _asked(bench: PredictorBench, first: str) -> list[str]:
-    """What descends is slow: it is fitted to one source, in all layers not at every distance."""
-    names = bench.names()
-    if bench.trained_on != first:
-        slow: tuple[str, ...] = (MLP, FINETUNE, FINETUNE_80, FINETUNE_95)
-    else:
-        slow = () if bench.distance in SLOW_DISTANCES else (MLP, FINETUNE)
-    return [name for name in names if name not in slow]
+    """What descends is slow, and is fitted to one source only."""
+    if bench.trained_on == first:
+        return list(bench.names())
+    slow = (MLP, FINETUNE, FINETUNE_80, FINETUNE_95)
+    return [name for name in bench.names() if name not in slow]
 
 
 def _rows(bench: PredictorBench, name: str) -> list[tuple[Cell, ...]]:
@@ -185,6 +180,8 @@ def _findings(table: Table, distances: tuple[int, ...]) -> tuple[Finding, ...]:
         findings.append(
             Finding(what=f"points that {name} gains over copied gates", ours="; ".join(parts))
         )
+    models = dict.fromkeys(table.column("model"))
+    findings += [_finding_of_model(table, str(model)) for model in models]
     for figure in ("hot_hit_rate", "max_load_error", "pearson_r"):
         parts = [
             f"{name} {_mean(table, name, figure, distance=1):.3f}"
@@ -192,6 +189,18 @@ def _findings(table: Table, distances: tuple[int, ...]) -> tuple[Finding, ...]:
         ]
         findings.append(Finding(what=f"{figure}, d = 1", ours="; ".join(parts)))
     return tuple(findings)
+
+
+def _finding_of_model(table: Table, model: str) -> Finding:
+    """How much there is to gain for a model, and how much is gained."""
+    names = (GATE, MEAN, RIDGE, MLP)
+    values = {name: _mean(table, name, "load_accuracy", distance=1, model=model) for name in names}
+    gained, missing = values[RIDGE] - values[GATE], 1 - values[GATE]
+    return Finding(
+        what=f"points that {RIDGE} gains over copied gates at d = 1, of those missing, {model}",
+        ours=f"{100 * gained:.1f} of {100 * missing:.1f} ({gained / missing:.0%})",
+        cases={name: f"{value:.3f}" for name, value in values.items()},
+    )
 
 
 def _interpret(table: Table, distances: tuple[int, ...]) -> str:

@@ -22,6 +22,7 @@ from moeless_experiments.studies.replays import (
     Outcome,
     replay_all,
 )
+from moeless_experiments.studies.summary import span
 
 _SYSTEMS: Final = (STATIC, EPLB, PAPER, DEFAULT)
 _FORECASTING: Final = (PAPER, DEFAULT)
@@ -168,17 +169,20 @@ def _values(sweep: _Sweep, policy: str, found: dict[Case, Outcome]) -> dict[floa
 
 
 def _finding(sweep: _Sweep, found: dict[Case, Outcome]) -> Finding:
-    texts = []
+    cases: dict[str, str] = {}
+    moved: list[str] = []
     own = _values(sweep, DEFAULT, found)
     if any(case.policy == STATIC for _, case in sweep.cases):
         what = f"mean layer time of the default by {sweep.name} ({sweep.unit})"
         for other in (STATIC, EPLB, PAPER):
             theirs = _values(sweep, other, found)
+            changes = [own[value].mean_ms / theirs[value].mean_ms - 1 for value in own]
+            moved.append(f"against {NAMES[other]} {span(changes, '+.1%')}")
             listed = ", ".join(
                 f"{value:g}: {own[value].mean_ms / theirs[value].mean_ms - 1:+.1%}"
                 for value in own
             )
-            texts.append(f"against {NAMES[other]} {listed}")
+            cases[f"against {NAMES[other]}"] = listed
     else:
         what = f"mean layer time by {sweep.name} ({sweep.unit}), ms; waited-for loads"
         for policy in _FORECASTING:
@@ -187,8 +191,10 @@ def _finding(sweep: _Sweep, found: dict[Case, Outcome]) -> Finding:
                 f"{each.figures['blocking_loads_per_layer_step']:.3f}"
                 for value, each in _values(sweep, policy, found).items()
             )
-            texts.append(f"{NAMES[policy]} {listed}")
-    return Finding(what=what, ours="; ".join(texts))
+            cases[NAMES[policy]] = listed
+            times = [each.mean_ms for each in _values(sweep, policy, found).values()]
+            moved.append(f"{NAMES[policy]} {span(times, '.3f')}")
+    return Finding(what=what, ours="; ".join(moved), cases=cases)
 
 
 def _interpret(sweeps: tuple[_Sweep, ...], found: dict[Case, Outcome]) -> str:
@@ -225,11 +231,26 @@ def _interpret(sweeps: tuple[_Sweep, ...], found: dict[Case, Outcome]) -> str:
         if not slower
         else f"It is slower than static parallelism at {', '.join(slower)}."
     )
-    text.append(
-        "The default depends on predictions less than the printed policy because token shares are "
-        "decided after the gate; batches of the decode sweep are drawn from recorded frequencies."
-    )
+    text.append(_compare_dependence(sweeps, found))
+    text.append("Batches of the decode sweep are drawn from recorded frequencies.")
     return " ".join(text)
+
+
+def _compare_dependence(sweeps: tuple[_Sweep, ...], found: dict[Case, Outcome]) -> str:
+    """How much prediction errors move each of those who look ahead."""
+    errors = next(sweep for sweep in sweeps if sweep.name == "prediction error")
+    moved = {}
+    for policy in _FORECASTING:
+        times = [each.mean_ms for each in _values(errors, policy, found).values()]
+        moved[policy] = max(times) / min(times) - 1.0
+    less, more = sorted(moved, key=lambda policy: moved[policy])
+    text = (
+        f"Prediction errors move the mean layer time of {NAMES[less]} by {moved[less]:.2%} at the "
+        f"most, that of {NAMES[more]} by {moved[more]:.2%}"
+    )
+    if less == DEFAULT:
+        text += ": token shares of the former are decided after the gate has spoken"
+    return f"{text}."
 
 
 def _draw(figure: Any, sweeps: tuple[_Sweep, ...], found: dict[Case, Outcome]) -> None:

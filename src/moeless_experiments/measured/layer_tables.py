@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from moeless_experiments.figure import Finding, Plot, Table, Verdict
 from moeless_experiments.measured.intervals import Ratio, bootstrap_ratio
 from moeless_experiments.plotting import grid
+from moeless_experiments.studies.summary import span, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -165,35 +166,47 @@ def ratio_findings(
         times: Workloads.
         seed: Of the intervals.
         intervals: What they are over.
-        why: Why it is not what the paper has.
+        why: How the setting is not the paper's.
     """
     found = []
     for other, paper in (("static", -43.19), ("eplb", -21.89), ("paper", None)):
         ratios = {each.name: each.ratio(DEFAULT, other, seed=seed) for each in times}
-        ours = "; ".join(
-            f"{each.name} {ratios[each.name].as_change()}, "
+        cases = {
+            each.name: f"{ratios[each.name].as_change()} over {intervals}, "
             f"p99 {100 * (each.p99_ratio(DEFAULT, other) - 1):+.1f}%"
             for each in times
+        }
+        faster = sum(ratio.high < 1 for ratio in ratios.values())
+        slower = sum(ratio.low > 1 for ratio in ratios.values())
+        ours = (
+            f"{spread(ratio.value - 1 for ratio in ratios.values())}; {faster} faster and "
+            f"{slower} slower beyond doubt"
         )
-        what = (
-            f"mean layer time of the default policy against {LABELS[other]}, with 95% intervals "
-            f"over {intervals}, and 99th percentile"
-        )
+        what = f"mean layer time of the default policy against {LABELS[other]}"
         if paper is None:
-            found.append(Finding(what=what, ours=ours))
+            found.append(Finding(what=what, ours=ours, cases=cases))
             continue
-        gaps = "; ".join(f"{each.name} {100 * each.gap():.1f}%" for each in times)
-        bound = f" Perfect balance of tokens would save at most: {gaps}."
         found.append(
             Finding(
                 what=what,
                 paper=f"{paper}%",
                 ours=ours,
-                why=f"{why}{bound if other == 'static' else ''}",
+                cases=cases,
+                why=f"{why}; {_bounds(times, other)}",
                 verdict=_judge([100 * (ratio.value - 1) for ratio in ratios.values()], paper),
             )
         )
     return tuple(found)
+
+
+def _bounds(times: Sequence[Times], other: str) -> str:
+    """What there was to gain, and what of a layer's time is no computing."""
+    gaps = [1 - 1 / each.straggler[other] for each in times]
+    text = f"perfect balance of tokens would save {span(gaps, '.1%')} of its computing at best"
+    rest = [1 - float(e.computing[other].mean() / e.seconds[other].mean()) for e in times]
+    if max(rest) > 0.01:
+        text += f", and {span(rest, '.0%')} of its layer time is not the slowest's computing"
+    return text
 
 
 def _judge(changes: Sequence[float], paper: float) -> Verdict:
@@ -211,20 +224,19 @@ def error_finding(times: Sequence[Times], how: str) -> Finding:
         times: Workloads.
         how: ``measured`` or ``emulated``.
     """
-    parts = []
+    parts = {}
     for each in times:
         errors = [each.error_of_mean(policy) for policy in each.seconds]
         medians = [each.median_error(policy) for policy in each.seconds]
-        parts.append(
-            f"{each.name} {100 * min(errors):+.1f} to {100 * max(errors):+.1f}%, layer-steps "
-            f"{100 * float(np.median(medians)):.1f}%"
+        parts[each.name] = (
+            f"{100 * min(errors):+.1f} to {100 * max(errors):+.1f}% over policies; median of "
+            f"single layer-steps {100 * float(np.median(medians)):.1f}%"
         )
+    worst = max((each.error_of_mean(policy) for each in times for policy in each.seconds), key=abs)
     return Finding(
-        what=(
-            f"error of simulated against {how} mean layer time, over policies, and median error "
-            "of single layer-steps"
-        ),
-        ours="; ".join(parts),
+        what=f"error of simulated against {how} mean layer time, over policies",
+        ours=f"at most {worst:+.1%}",
+        cases=parts,
     )
 
 

@@ -33,9 +33,10 @@ def _link(entry: Entry) -> Markup:
 def _comparisons(entries: Sequence[Entry]) -> Markup:
     rows = [
         (
-            str(finding.get("what", "")),
-            str(finding["paper"]),
-            join(str(finding.get("ours", "")), " ", verdict_sign(finding.get("verdict"))),
+            _line(str(finding.get("what", ""))),
+            _line(str(finding["paper"])),
+            _line(str(finding.get("ours", ""))),
+            verdict_sign(finding.get("verdict")) or "–",
             join(_link(entry), " ", badge(entry.text("provenance"))),
         )
         for entry, finding in _findings(entries)
@@ -47,10 +48,11 @@ def _comparisons(entries: Sequence[Entry]) -> Markup:
         "section",
         tag("h2", "The paper's numbers beside ours", id="numbers"),
         cards(
-            "Every number that the paper's text gives for what was run here; reasons for "
-            "differences are with each result.",
-            ("What", "Paper", "Ours", "Result"),
+            "Every number that the paper's text gives for what was run here. Single cases and "
+            "reasons for differences are with each result.",
+            ("What", "Paper", "Ours", "Claim", "Result"),
             rows,
+            lines=True,
         ),
         aria_labelledby="numbers",
     )
@@ -60,12 +62,12 @@ def _verdicts(entries: Sequence[Entry]) -> Markup:
     parts: list[Markup] = []
     for verdict, heading in _HEADINGS:
         items = [
-            tag("li", f"{finding.get('what', '')} (", _link(entry), ")", _reason(finding))
+            tag("li", f"{finding.get('what', '')} (", _link(entry), ")")
             for entry, finding in _findings(entries)
             if finding.get("verdict") == verdict
         ]
         if items:
-            parts += [tag("h3", heading), tag("ul", *items)]
+            parts += [tag("h3", f"{heading} ({len(items)})"), tag("ul", *items)]
     if not parts:
         return Markup("")
     return tag(
@@ -76,6 +78,6 @@ def _verdicts(entries: Sequence[Entry]) -> Markup:
     )
 
 
-def _reason(finding: dict[str, Any]) -> str:
-    reason = str(finding.get("why") or "")
-    return f": {reason}" if reason else ""
+def _line(text: str) -> Markup:
+    """Text that a wide screen cuts where its line ends; pointing at it shows the whole."""
+    return tag("span", text, class_="line", title=text)

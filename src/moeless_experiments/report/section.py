@@ -73,7 +73,7 @@ def _findings(entry: Entry) -> Markup:
         (
             str(each.get("what", "")),
             str(each.get("paper", "")),
-            join(str(each.get("ours", "")), " ", verdict_sign(each.get("verdict"))),
+            join(str(each.get("ours", "")), " ", verdict_sign(each.get("verdict")), _cases(each)),
             str(each.get("why") or "") or "–",
         )
         for each in findings
@@ -84,6 +84,15 @@ def _findings(entry: Entry) -> Markup:
         f"{entry.id}: the paper's numbers and ours", columns[:shown], [row[:shown] for row in rows]
     )
     return join(tag("h3", "Findings"), table)
+
+
+def _cases(finding: Mapping[str, Any]) -> Markup:
+    """Our number by case, folded away."""
+    cases = finding.get("cases")
+    if not isinstance(cases, Mapping) or not cases:
+        return Markup("")
+    items = (tag("li", f"{label}: {value}") for label, value in cases.items())
+    return tag("details", tag("summary", f"by case ({len(cases)})"), tag("ul", *items))
 
 
 def _figures(entry: Entry) -> Iterator[Markup]:

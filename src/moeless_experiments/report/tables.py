@@ -5,13 +5,16 @@ from collections.abc import Sequence
 from moeless_experiments.report.markup import Markup, join, tag
 
 
-def cards(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
+def cards(
+    caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, lines: bool = False
+) -> Markup:
     """A table of texts; on a narrow screen each row becomes a card with labelled lines.
 
     Args:
         caption: What it shows, for everybody.
         columns: Heads.
         rows: Cells, escaped unless they are ``Markup``; the first names its row.
+        lines: Whether each row is to take one line where there is room.
     """
     # The roles are said again because a table that is laid out as blocks loses them.
     head = tag(
@@ -30,7 +33,7 @@ def cards(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -
         tag("caption", caption),
         tag("thead", head, role="rowgroup"),
         tag("tbody", *body, role="rowgroup"),
-        class_="cards",
+        class_="cards lines" if lines else "cards",
         role="table",
     )
 

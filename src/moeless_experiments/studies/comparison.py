@@ -24,6 +24,7 @@ NAMES: Final = {
     "swift": "swift",
     "paper": "MoEless as printed",
     "moeless": "MoEless default",
+    "moeless-auto": "MoEless (automatic memory)",
     "oracle": "Oracle (lossy)",
 }
 COLOURS: Final = {
@@ -32,6 +33,7 @@ COLOURS: Final = {
     "swift": "#9467bd",
     "paper": "#2ca02c",
     "moeless": "#1f77b4",
+    "moeless-auto": "#17becf",
     "oracle": "black",
 }
 MAIN_COLUMNS: Final = (
@@ -45,6 +47,7 @@ MAIN_COLUMNS: Final = (
     "straggler_ratio_mean",
     "straggler_ratio_p99",
     "replicas_per_layer",
+    "memory_factor",
     "cold_starts_per_layer_step",
     "blocking_loads_per_layer_step",
     *(f"cost_{name}_gb_s" for name in ACCOUNTINGS),
@@ -160,6 +163,7 @@ def _row(case: Case, outcome: Outcome) -> tuple[Cell, ...]:
         ratio["mean"],
         ratio["p99"],
         outcome.replicas,
+        figures["memory_factor"],
         figures["cold_starts_per_layer_step"],
         figures["blocking_loads_per_layer_step"],
         *(outcome.cost[name] for name in ACCOUNTINGS),

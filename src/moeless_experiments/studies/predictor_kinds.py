@@ -51,6 +51,8 @@ LOOKING_AHEAD: Final = (
     MEAN,
 )
 
+_OF_TOKENS: Final = ", tokens: "
+
 MLP_EPOCHS, QUICK_MLP_EPOCHS = 20, 4
 """Passes over the tokens at the most; it ends earlier after three without gain."""
 
@@ -63,18 +65,26 @@ class Made:
         predictor: The predictor.
         layers_trained: Layers with another model than the copied gate; None for kinds that have
             no such thing.
+        fit_tokens: Tokens that it was fitted to; None for the same kinds.
     """
 
     predictor: LoadPredictor
     layers_trained: int | None = None
+    fit_tokens: int | None = None
+
+
+def of_tokens(name: str, tokens: int) -> str:
+    """The name of a kind that is trained on at most so many tokens."""
+    return f"{name}{_OF_TOKENS}{tokens}"
 
 
 def options_of(context: Context, name: str, distance: int) -> TrainingOptions | None:
     """How a kind is trained; None for those that are counted or copied."""
+    name, _, most = name.partition(_OF_TOKENS)
 
     def options(**settings: Any) -> TrainingOptions:
-        if context.quick:
-            settings["max_tokens"] = tokens_of(context)
+        if most or context.quick:
+            settings["max_tokens"] = int(most or tokens_of(context))
         return TrainingOptions(distance=distance, held_out=HELD_OUT, seed=context.seed, **settings)
 
     epochs = QUICK_MLP_EPOCHS if context.quick else MLP_EPOCHS
@@ -177,7 +187,9 @@ def _find_kept(directory: Path, shards: GateShards) -> Made | None:
     except MoelessError:
         return None  # half written, or of another version: made again
     return Made(
-        predictor=predictor, layers_trained=sum(entry.trained for entry in manifest.layers)
+        predictor=predictor,
+        layers_trained=sum(entry.trained for entry in manifest.layers),
+        fit_tokens=manifest.tokens["fit"],
     )
 
 

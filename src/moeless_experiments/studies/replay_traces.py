@@ -24,7 +24,7 @@ from moeless_experiments.context import Context
 from moeless_experiments.recordings import available_prompts
 from moeless_experiments.studies.forecast_replays import make_trace
 from moeless_experiments.studies.predictor_bench import SMALL_BATCHES
-from moeless_experiments.studies.predictor_kinds import COPIED
+from moeless_experiments.studies.predictor_kinds import FINETUNE_80
 
 PEAK_S: Final = 600
 """The busiest ten minutes, as the paper replays peak traffic."""
@@ -49,6 +49,10 @@ _ARRIVALS: Final = {
 }
 
 
+FORECASTER: Final = FINETUNE_80
+"""The paper's own predictor; makes the forecasts in the traces of demo models."""
+
+
 class Workload(NamedTuple):
     """What is replayed.
 
@@ -58,6 +62,7 @@ class Workload(NamedTuple):
         arrivals: ``conversation`` or ``code`` of the Azure traces; for demo models the prompts.
         phase: ``prefill`` in batches of a second, or ``decode``.
         batch: Requests of each batch in place of those that arrive; None for the arrivals.
+        ahead: Layers that forecasts of demo models were made ahead.
     """
 
     model: str
@@ -65,6 +70,7 @@ class Workload(NamedTuple):
     arrivals: str = "conversation"
     phase: Literal["prefill", "decode"] = "prefill"
     batch: int | None = None
+    ahead: int = 1
 
     @property
     def label(self) -> str:
@@ -106,6 +112,12 @@ def demo_workloads(context: Context, prompts: str) -> tuple[Workload, ...]:
         return ()
     models = ("demo16",) if context.quick else ("demo8k2", "demo16", "demo32")
     return tuple(Workload(model, arrivals=prompts) for model in models)
+
+
+def fitted_to(context: Context, workload: Workload) -> str:
+    """Prompts that a demo model's forecaster is fitted to: others than are replayed, if it can."""
+    own = workload.arrivals
+    return next((each for each in available_prompts(context) if each != own), own)
 
 
 def open_trace(context: Context, workload: Workload) -> StudyTrace:
@@ -165,7 +177,8 @@ def _make(context: Context, workload: Workload) -> StudyTrace:
     folder = context.share(
         ("study folder",), lambda: tempfile.TemporaryDirectory(prefix="moeless-study-")
     )
-    path = Path(folder.name) / f"{workload.label.replace(', ', '_').replace(' ', '_')}.npz"
+    name = workload.label.replace(", ", "_").replace(" ", "_")
+    path = Path(folder.name) / f"{name}_{workload.ahead}.npz"
     write_trace(trace, path)
     return StudyTrace(path=path, trace=trace, history_LE=history_LE)
 
@@ -187,9 +200,8 @@ def _cut(trace: RoutingTrace, first: int, last: int) -> RoutingTrace:
 
 
 def _demo(context: Context, workload: Workload) -> RoutingTrace:
-    prompts = workload.arrivals
-    case = (workload.model, prompts, prompts)
-    trace = read_trace(make_trace(context, case, 1, COPIED, SMALL_BATCHES))
+    case = (workload.model, fitted_to(context, workload), workload.arrivals)
+    trace = read_trace(make_trace(context, case, workload.ahead, FORECASTER, SMALL_BATCHES))
     if trace.time_s_N is None:
         trace = replace(trace, time_s_N=np.arange(len(trace), dtype=np.float64))
     return trace

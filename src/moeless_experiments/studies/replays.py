@@ -36,7 +36,9 @@ from moeless_experiments.studies.replay_variants import WHOLE, build_variant
 
 DEVICES: Final = 8
 STATIC, EPLB, SWIFT, PAPER, DEFAULT = "static", "eplb", "swift", "paper", "moeless"
-SYSTEMS: Final = (STATIC, EPLB, SWIFT, PAPER, DEFAULT, ORACLE)
+AUTOMATIC: Final = "moeless-auto"
+"""The default policy when nobody says how much memory to take, as ``moeless serve`` runs it."""
+SYSTEMS: Final = (STATIC, EPLB, SWIFT, PAPER, DEFAULT, AUTOMATIC, ORACLE)
 ACCOUNTINGS: Final = ("billed", "resident", "reserved", "paper")
 
 A6000, A6000_READING, H200 = "paper", "a6000", "h200"
@@ -58,7 +60,7 @@ class Case(NamedTuple):
 
     Args:
         workload: What is replayed.
-        policy: By name.
+        policy: By name, or ``AUTOMATIC``.
         hardware: Time model by name.
         without: What the policy lacks, see ``replay_variants``.
         memory_factor: Replicas ÷ experts, at most; 0 lets the default policy choose.
@@ -81,6 +83,13 @@ class Case(NamedTuple):
     devices: int = DEVICES
     keep_alive_s: float = 300.0
     link: float = 1.0
+
+    @property
+    def resolved(self) -> "Case":
+        """The same with the name of a policy."""
+        if self.policy != AUTOMATIC:
+            return self
+        return self._replace(policy=DEFAULT, memory_factor=0.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -154,6 +163,7 @@ def replay_all(context: Context, cases: Iterable[Case]) -> dict[Case, Outcome]:
 
 def replay_case(case: Case, trace: StudyTrace, seed: int) -> Outcome:
     """Replay one case here."""
+    case = case.resolved
     prepared = _prepare(case, trace, seed)
     recording = _record(case, prepared, trace)
     loads_NLE = prepared.trace.loads_NLE
@@ -255,9 +265,11 @@ def _record(case: Case, prepared: PreparedReplay, study: StudyTrace) -> Recordin
 
 
 def _kept_at(context: Context, case: Case, trace: StudyTrace) -> Path:
-    known = hashlib.sha256(json.dumps([_code_digest(), context.seed, case]).encode())
+    known = hashlib.sha256(json.dumps([_code_digest(), context.seed, case.resolved]).encode())
     known.update(trace.trace.loads_NLE.tobytes())
     known.update(trace.history_LE.tobytes())
+    if case.prediction == "recorded" and trace.trace.predicted_NLE is not None:
+        known.update(trace.trace.predicted_NLE.tobytes())
     return context.cache / "replays" / f"{known.hexdigest()[:32]}.npz"
 
 

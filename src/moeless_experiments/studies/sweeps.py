@@ -39,11 +39,13 @@ class Swept:
         setting: What was varied, with its unit.
         values: Its values.
         found: Outcomes of each line, one per value.
+        cases: What they came from.
     """
 
     setting: str
     values: tuple[float, ...]
     found: dict[Line, list[Outcome]]
+    cases: dict[Line, list[Case]]
 
     def series(self, line: Line, metric: Metric) -> list[float]:
         """A figure of each value."""
@@ -82,6 +84,7 @@ class Swept:
             "devices",
             "system",
             self.setting,
+            "prediction",
             "layer_time_mean_ms",
             "layer_time_p99_ms",
             "straggler_ratio_mean",
@@ -97,6 +100,7 @@ class Swept:
                 HARDWARE[line.hardware],
                 NAMES[line.policy],
                 value,
+                self.cases[line][place].prediction,
                 outcome.mean_ms,
                 outcome.p99_ms,
                 outcome.straggler_ratio,
@@ -107,7 +111,7 @@ class Swept:
                 *(outcome.cost[each] for each in ACCOUNTINGS),
             )
             for line, outcomes in self.found.items()
-            for value, outcome in zip(self.values, outcomes, strict=True)
+            for place, (value, outcome) in enumerate(zip(self.values, outcomes, strict=True))
         )
         return Table(name=name, columns=columns, rows=rows)
 
@@ -177,6 +181,7 @@ def sweep(
         setting=setting,
         values=tuple(values),
         found={line: [done[case] for case in each] for line, each in cases.items()},
+        cases=cases,
     )
 
 
@@ -187,12 +192,12 @@ def lines_of(
     return [Line(load, name, each) for load in workloads for each in machines for name in policies]
 
 
-def listed(changes: dict[Line, float]) -> str:
+def listed(changes: dict[Line, float]) -> dict[str, str]:
     """Percentages by line, for a finding."""
-    return "; ".join(
-        f"{line.workload.label}, {HARDWARE[line.hardware]}: {value:+.1%}"
+    return {
+        f"{line.workload.label}, {HARDWARE[line.hardware]}": f"{value:+.1%}"
         for line, value in changes.items()
-    )
+    }
 
 
 def verdict(held: Sequence[bool]) -> Verdict:
@@ -208,6 +213,26 @@ def mean_ms(outcome: Outcome) -> float:
 def replicas(outcome: Outcome) -> float:
     """Mean replicas of a layer."""
     return outcome.replicas
+
+
+def memory_factor(outcome: Outcome) -> float:
+    """Mean replicas of an expert."""
+    return float(outcome.figures["memory_factor"])
+
+
+def straggler_ratio(outcome: Outcome) -> float:
+    """Mean straggler ratio."""
+    return outcome.straggler_ratio
+
+
+def cold_starts(outcome: Outcome) -> float:
+    """Loads per layer-step."""
+    return float(outcome.figures["cold_starts_per_layer_step"])
+
+
+def blocking_loads(outcome: Outcome) -> float:
+    """Loads per layer-step that tokens wait for."""
+    return float(outcome.figures["blocking_loads_per_layer_step"])
 
 
 def resident(outcome: Outcome) -> float:

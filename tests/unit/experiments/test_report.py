@@ -60,7 +60,14 @@ def make(out, name, *, text="plain", provenance="simulated", plots=True, verdict
         tables=(Table(name="rows", columns=("n", text), rows=((1, 0.5), (2, text))),),
         plots=(Plot(name="line", draw=draw, caption=text),) if plots else (),
         findings=(
-            Finding(what=f"time of {text}", ours="-10%", paper="-43%", why=text, verdict=verdict),
+            Finding(
+                what=f"time of {text}",
+                ours="-10%",
+                paper="-43%",
+                why=text,
+                verdict=verdict,
+                cases={f"case of {text}": "-11%"},
+            ),
             Finding(what="only ours", ours="7"),
         ),
         interpretation=f"First of {text}.\n\nSecond.",
@@ -81,6 +88,8 @@ def test_the_report_shows_everything_of_each_result_in_the_directory(tmp_path):
     page = read(tmp_path, ["table2", "fig08", "fig99"])
     for text in ("time of alpha", "time of beta", "-43%", "-10%", "only ours", "not in our copy"):
         assert text in page.text
+    for text in ("by case (1)", "case of alpha: -11%"):
+        assert text in page.text
     for text in ("First of alpha.", "Second.", "emulated", "seed 3", "config: devices", "1, 2"):
         assert text in page.text
     assert "Not in this directory: fig99." in page.text
@@ -98,6 +107,15 @@ def test_claims_are_listed_by_whether_they_hold(tmp_path):
     assert "Does not hold" in text[start:end]
     assert "alpha" in text[start:end]
     assert "beta" not in text[start:end]
+
+
+def test_a_row_of_the_overview_is_one_line_and_leaves_cases_and_reasons_to_the_result(tmp_path):
+    make(tmp_path, "fig08", text="alpha")
+    html = write_report(tmp_path, ()).read_text("utf8")
+    overview = html[html.index('id="numbers"') : html.index('id="verdicts"')]
+    assert 'class="line" title="time of alpha"' in overview
+    assert "case of alpha" not in overview
+    assert "by case" not in overview
 
 
 def test_a_later_run_extends_the_report(tmp_path):
