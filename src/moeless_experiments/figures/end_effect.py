@@ -10,7 +10,13 @@ from moeless_experiments.demo_models import chosen_models
 from moeless_experiments.figure import Experiment, Finding, Plot, Result, Table
 from moeless_experiments.plotting import COLOURS, grid
 from moeless_experiments.recordings import available_prompts, tokens_of
-from moeless_experiments.studies.forecast_replays import DEVICES, Setting, make_trace, replay
+from moeless_experiments.studies.forecast_replays import (
+    DEVICES,
+    Asked,
+    Setting,
+    make_trace,
+    replay,
+)
 from moeless_experiments.studies.predictor_bench import DECODING, SMALL_BATCHES, View
 from moeless_experiments.studies.predictor_kinds import COPIED, RIDGE
 from moeless_experiments.studies.summary import spread
@@ -121,33 +127,32 @@ def _replay_case(
     traces = {name: make_trace(context, case, distance, name, view) for name in (RIDGE, COPIED)}
     asked = [(RIDGE, "recorded", traces[RIDGE]), (COPIED, "recorded", traces[COPIED])]
     asked += [(name, name, traces[RIDGE]) for name in (_EXACT, _PREVIOUS)]
-    rows = []
-    for label, prediction, trace in asked:
-        figures = replay(
-            context,
-            trace,
-            prediction,
-            _SETTINGS,
-            distance=distance,
-            expert_shape=None if shape == _OWN else shape,
+    labels = {
+        Asked(trace, prediction, setting): label
+        for label, prediction, trace in asked
+        for setting in _SETTINGS
+    }
+    figures = replay(
+        context,
+        list(labels),
+        distance=distance,
+        expert_shape=None if shape == _OWN else shape,
+    )
+    return [
+        _Row(
+            *case,
+            *view,
+            distance,
+            shape,
+            *each.setting,
+            labels[each],
+            found["straggler_ratio"]["mean"],
+            found["straggler_ratio"]["p99"],
+            found["cold_starts_per_layer_step"],
+            found["blocking_loads_per_layer_step"],
         )
-        for setting, found in figures.items():
-            ratio = found["straggler_ratio"]
-            rows.append(
-                _Row(
-                    *case,
-                    *view,
-                    distance,
-                    shape,
-                    *setting,
-                    label,
-                    ratio["mean"],
-                    ratio["p99"],
-                    found["cold_starts_per_layer_step"],
-                    found["blocking_loads_per_layer_step"],
-                )
-            )
-    return rows
+        for each, found in figures.items()
+    ]
 
 
 def _excess(rows: Sequence[_Row], policy: str, prediction: str) -> list[float]:

@@ -130,7 +130,7 @@ def _finding(found: Found, ours: str, theirs: str, accounting: str) -> Finding:
     number = PAPER_COSTS[theirs]
     far = [value for value in changes if abs(value - number) > NEAR]
     return Finding(
-        what=f"cost of {NAMES[ours]} against {NAMES[theirs]}, accounting {accounting}",
+        what=f"cost ({accounting}): {NAMES[ours]} against {NAMES[theirs]}",
         paper=f"{number:+.2%}",
         ours=spread(changes),
         cases=listed(

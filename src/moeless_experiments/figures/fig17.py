@@ -103,7 +103,7 @@ def _finding(found: Found, policy: str, part: str) -> Finding:
     paper = policy == PAPER
     slower = [value > _CLEAR for value in changes]
     return Finding(
-        what=f"mean layer time of {NAMES[policy]} with {part} against the whole",
+        what=f"mean layer time: {NAMES[policy]}, {part}, against the whole",
         paper="higher (no number in the text)" if paper else "not in our copy",
         ours=spread(changes),
         cases=listed(

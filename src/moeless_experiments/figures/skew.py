@@ -93,7 +93,7 @@ def run(context: Context) -> Result:
         ),
         findings=(
             Finding(
-                what="exponent of routing at which the default saves the paper's share (static)",
+                what="exponent of routing that saves the paper's share of static's time",
                 paper=f"{PAPER_STATIC:+.2%}",
                 ours=listed,
                 why=f"a saving of that size needs a static straggler ratio of {ratio:.2f}; the "
@@ -118,10 +118,11 @@ def run(context: Context) -> Result:
                 f"{_eplb_ratios(found, skewed, NO_HISTORY)}",
             ),
             Finding(
-                what="the same at the exponents that save the paper's share of Megatron-LM's time",
+                what="the same at the exponents that save the paper's share",
                 paper=f"{PAPER_EPLB:+.2%}",
                 ours=there,
-                why="the text does not say what EPLB had seen before the replayed peak",
+                why="first with, then without what came before the replayed steps; the text does "
+                "not say what EPLB had seen",
             ),
         ),
         interpretation=(
@@ -132,7 +133,8 @@ def run(context: Context) -> Result:
             f"{recorded:.2f}, and no lossless policy can save more than {-gain:.1%}. The paper's "
             "percentages therefore belong to traffic that is more skewed than this recording, or "
             "to a placement of several hot experts on one device; its text does not say which. At "
-            f"those exponents the default against EPLB is: {there} (history of what came before). "
+            f"those exponents the default against EPLB, with and without what came before, is "
+            f"{there}. "
             f"The paper has {PAPER_EPLB:+.2%}; whichever of both is nearer tells what its EPLB "
             "is likely to have known."
         ),
@@ -179,7 +181,7 @@ def _there(found: Found, exponents: Sequence[float], needed: Mapping[str, float 
                 [_against_new_eplb(found, load) for load in loads],
             )
         )
-        texts.append(f"{model}, {place:.2f}: {informed:+.1%} with, {new:+.1%} without")
+        texts.append(f"{model} {informed:+.1%}, {new:+.1%}")
     return "; ".join(texts)
 
 

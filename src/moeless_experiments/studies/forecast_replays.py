@@ -1,20 +1,21 @@
 """What a predictor is worth in the end: a trace with its forecasts, replayed under policies."""
 
 import tempfile
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from moeless.bootstrap.policies import PolicyOptions
 from moeless.bootstrap.predictor_trace import apply_predictor
 from moeless.bootstrap.replay import ReplayTask, prepare_replay
-from moeless.bootstrap.replay_runner import metrics_config, run_replay
+from moeless.bootstrap.replay_process import replay_job
+from moeless.bootstrap.replay_runner import describe_job, metrics_config
 from moeless.simulator.metrics import measure_policy
 from moeless_experiments.context import Context
 from moeless_experiments.recordings import open_recording
 from moeless_experiments.studies.predictor_bench import View
 from moeless_experiments.studies.predictor_kinds import keep_predictor
+from moeless_experiments.studies.replay_processes import replay_pool
 
 DEVICES = 8
 
@@ -64,22 +65,28 @@ def make_trace(
     return path
 
 
+class Asked(NamedTuple):
+    """A trace that is replayed with a prediction.
+
+    Args:
+        trace: With forecasts, if they are what is used.
+        prediction: ``recorded``, ``exact`` and so on.
+        setting: The policy, and its memory.
+    """
+
+    trace: Path
+    prediction: str
+    setting: Setting
+
+
 def replay(
-    context: Context,
-    trace: Path,
-    prediction: str,
-    settings: list[Setting],
-    *,
-    distance: int,
-    expert_shape: str | None,
-) -> Mapping[Setting, dict[str, Any]]:
-    """Figures of policies on a trace.
+    context: Context, asked: Sequence[Asked], *, distance: int, expert_shape: str | None
+) -> dict[Asked, dict[str, Any]]:
+    """Figures of policies on traces.
 
     Args:
         context: Gives seed and processes.
-        trace: With forecasts, if they are what is used.
-        prediction: ``recorded``, ``exact`` and so on.
-        settings: Policies.
+        asked: What is replayed.
         distance: d.
         expert_shape: Size of the experts for the time model and the links, such as
             ``4096x14336``; None takes the model's own.
@@ -87,32 +94,32 @@ def replay(
     Raises:
         MoelessError: A policy cannot be run.
     """
-    figures: dict[Setting, dict[str, Any]] = {}
-    for factor in sorted({setting.memory_factor for setting in settings}):
-        policies = tuple(s.policy for s in settings if s.memory_factor == factor)
-        prepared = prepare_replay(
-            ReplayTask(
-                routing=trace,
-                policies=policies,
-                devices=DEVICES,
-                prediction=prediction,
-                distance=distance if prediction == "exact" else None,
-                expert_shape=expert_shape,
-                seed=context.seed,
-                options=PolicyOptions(memory_factor=factor),
-            )
-        )
-        recordings = run_replay(
-            prepared,
-            jobs=context.threads,
-            progress=partial(_tell, context, f"{trace.stem}, {prediction}", len(prepared.trace)),
-        )
-        for policy, recording in recordings.items():
-            figures[Setting(policy, factor)] = measure_policy(
-                recording, prepared.trace.loads_NLE, config=metrics_config(prepared, policy)
-            )
+    jobs = [(each, distance, expert_shape, context.seed) for each in asked]
+    run = map if context.threads < 2 else replay_pool(context).map
+    figures: dict[Asked, dict[str, Any]] = {}
+    for each, found in zip(asked, run(_replay, jobs), strict=True):
+        what = f"{each.trace.stem}, {each.prediction}: {each.setting.policy}"
+        context.progress(what, len(figures) + 1, len(jobs))
+        figures[each] = found
     return figures
 
 
-def _tell(context: Context, what: str, steps: int, policy: str, done: int) -> None:
-    context.progress(f"{what}: {policy}", done, steps)
+def _replay(job: tuple[Asked, int, str | None, int]) -> dict[str, Any]:
+    (trace, prediction, setting), distance, expert_shape, seed = job
+    prepared = prepare_replay(
+        ReplayTask(
+            routing=trace,
+            policies=(setting.policy,),
+            devices=DEVICES,
+            prediction=prediction,
+            distance=distance if prediction == "exact" else None,
+            expert_shape=expert_shape,
+            seed=seed,
+            options=PolicyOptions(memory_factor=setting.memory_factor),
+        )
+    )
+    recording = replay_job(
+        describe_job(prepared, setting.policy), prepared.trace, on_step=lambda _step: None
+    )
+    config = metrics_config(prepared, setting.policy)
+    return measure_policy(recording, prepared.trace.loads_NLE, config=config)

@@ -156,7 +156,7 @@ def _finding(found: Found, ours: str, theirs: str, number: float) -> Finding:
         for load, hardware in far
     ]
     return Finding(
-        what=f"mean layer time of {NAMES[ours]} against {NAMES[theirs]}",
+        what=f"mean layer time: {NAMES[ours]} against {NAMES[theirs]}",
         paper=f"{number:+.2%}",
         ours=spread(changes.values()),
         cases=listed({place(*where): value for where, value in changes.items()}),

@@ -7,10 +7,8 @@ same figures come out whenever these are the same. Durations of real decisions a
 import hashlib
 import json
 import math
-import multiprocessing
 import os
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -31,6 +29,7 @@ from moeless.simulator.metrics import measure_policy
 from moeless.simulator.recording import Recording, num_warm_up_steps
 from moeless.simulator.replay import ReplayConfig, replay_policy
 from moeless_experiments.context import Context
+from moeless_experiments.studies.replay_processes import replay_pool
 from moeless_experiments.studies.replay_traces import StudyTrace, Workload, open_trace
 from moeless_experiments.studies.replay_variants import WHOLE, build_variant
 
@@ -179,23 +178,7 @@ def replay_case(case: Case, trace: StudyTrace, seed: int) -> Outcome:
 def _run(context: Context, jobs: list[tuple[Case, StudyTrace, int]]) -> Iterable[Outcome]:
     if context.threads < 2 or len(jobs) < 4:
         return (replay_case(*job) for job in jobs)
-    return _pool(context).map(_replay_job, jobs)
-
-
-def _pool(context: Context) -> ProcessPoolExecutor:
-    """Processes that live until the run ends: starting one takes longer than most replays."""
-    return context.share(
-        ("replay processes",),
-        lambda: ProcessPoolExecutor(
-            context.threads,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_one_thread,
-        ),
-    )
-
-
-def _one_thread() -> None:
-    os.environ["OMP_NUM_THREADS"] = os.environ["NUMBA_NUM_THREADS"] = "1"
+    return replay_pool(context).map(_replay_job, jobs)
 
 
 def _replay_job(job: tuple[Case, StudyTrace, int]) -> Outcome:

@@ -195,7 +195,7 @@ def lines_of(
 def listed(changes: dict[Line, float]) -> dict[str, str]:
     """Percentages by line, for a finding."""
     return {
-        f"{line.workload.label}, {HARDWARE[line.hardware]}": f"{value:+.1%}"
+        f"{line.workload.label}, {HARDWARE[line.hardware]}": f"{value:+.2%}"
         for line, value in changes.items()
     }
 

@@ -2,7 +2,8 @@ from moeless_experiments.studies.summary import listed, span, spread
 
 
 def test_many_cases_become_least_most_and_median():
-    assert spread([0.1, -0.2, 0.0]) == "-20.0% to +10.0%, median +0.0% of 3"
+    assert spread([0.1, -0.2, 0.0]) == "-20.0% to +10.0%, median 0.0% of 3"
+    assert spread([0.0001, -0.0001]) == "0.0% in all 2"
     assert spread([0.123]) == "+12.3%"
 
 
