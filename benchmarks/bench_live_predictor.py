@@ -27,6 +27,7 @@ from moeless.engines.transformers.generation.engine import TransformersTextEngin
 from moeless.engines.transformers.generation.observer import GenerationObserver
 from moeless.engines.transformers.generation.options import EngineOptions
 from moeless.engines.transformers.loader import load_engine_model
+from moeless.functions.announcer import LookAhead
 from moeless.learned.live_sample import LiveSample
 from moeless.telemetry.fanout import FanoutSink
 
@@ -137,7 +138,12 @@ def main() -> None:
     sample = live.sample = CountedSample(len(gates) + 1)
     announce = runtime.dispatcher.announce_first_layers
     # Nothing but a benchmark changes who is asked while it runs.
-    runtime.dispatcher._forecast = live.forecast
+    runtime.dispatcher._announcer._look_ahead = LookAhead(
+        distance=1,
+        forecast=live.forecast,
+        forecast_first=live.forecast_first,
+        notice=live.notice,
+    )
     steps = Steps(sample, clock_s())
     limits = EngineOptions(max_batch_size=max(options.batches))
     texts = resources.files("moeless.cli").joinpath("demo_prompts.txt").read_text("utf8")
@@ -145,9 +151,7 @@ def main() -> None:
     learner = time.pthread_getcpuclockid(live._thread.thread.ident)
     try:
         with (
-            observed_layer_inputs(
-                loaded.model, [0], lambda _, x_TH: announce(live.forecast_first(x_TH))
-            ),
+            observed_layer_inputs(loaded.model, [0], lambda _, x_TH: announce(x_TH)),
             TransformersTextEngine(
                 loaded.model, loaded.tokenizer, model_id="bench", options=limits, observer=steps
             ) as engine,

@@ -19,7 +19,7 @@ from moeless_experiments.studies.forecast_replays import (
 )
 from moeless_experiments.studies.predictor_bench import DECODING, SMALL_BATCHES, View
 from moeless_experiments.studies.predictor_kinds import COPIED, RIDGE
-from moeless_experiments.studies.summary import spread
+from moeless_experiments.summary import spread
 
 _DEFAULT, _PAPER = "moeless", "paper"
 _SETTINGS = [Setting(_DEFAULT, 1.25), Setting(_DEFAULT, 1.5), Setting(_PAPER, 1.5)]

@@ -32,7 +32,7 @@ from moeless_experiments.studies.replays import (
     SYSTEMS,
     Case,
 )
-from moeless_experiments.studies.summary import listed, span, spread
+from moeless_experiments.summary import listed, span, spread
 
 PAPER_COSTS = {STATIC: -0.9268, ORACLE: -0.8406, EPLB: -0.9511}
 PAPER_TIMES = {STATIC: -0.4319, EPLB: -0.2189}

@@ -20,8 +20,8 @@ from moeless_experiments.studies.predictor_kinds import (
     QUICK_MLP_EPOCHS,
     RIDGE,
 )
-from moeless_experiments.studies.summary import listed, span, spread
 from moeless_experiments.studies.sweeps import verdict
+from moeless_experiments.summary import listed, span, spread
 
 _DISTANCES, _QUICK_DISTANCES = (1, 2, 3, 4, 5), (1, 3)
 _NAMES = (GATE, MLP, FINETUNE_80, FINETUNE, RIDGE)

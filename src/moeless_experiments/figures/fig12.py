@@ -13,7 +13,7 @@ from moeless_experiments.plotting import grid
 from moeless_experiments.recordings import available_prompts, tokens_of
 from moeless_experiments.studies.predictor_bench import LONG_PROMPTS, SMALL_BATCHES, open_bench
 from moeless_experiments.studies.predictor_kinds import GATE, RIDGE
-from moeless_experiments.studies.summary import spread
+from moeless_experiments.summary import spread
 
 _DISTANCE = 1
 _NAMES = (GATE, RIDGE)

@@ -40,8 +40,8 @@ from moeless_experiments.studies.replays import (
     Outcome,
     replay_all,
 )
-from moeless_experiments.studies.summary import listed, span, spread
 from moeless_experiments.studies.sweeps import verdict
+from moeless_experiments.summary import listed, span, spread
 
 _PAPER_WITHOUT = (NO_PREDICTOR, NO_SCALER, NO_PLACER, JOINT)
 _DEFAULT_WITHOUT = (NO_PREDICTOR, NO_SCALER, NO_PLACER, NO_SPLITTER)

@@ -23,8 +23,8 @@ from moeless_experiments.context import Context
 from moeless_experiments.figure import Cell, Experiment, Finding, Plot, Result, Table
 from moeless_experiments.plotting import shades
 from moeless_experiments.recordings import available_prompts, open_recording, tokens_of
-from moeless_experiments.studies.summary import span
 from moeless_experiments.studies.sweeps import verdict
+from moeless_experiments.summary import span
 
 _MODEL: Final = "demo16"
 _PAPER_MODELS: Final = ("mixtral-8x7b", "phi-3.5-moe", "llama-4-scout")

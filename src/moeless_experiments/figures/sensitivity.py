@@ -22,7 +22,7 @@ from moeless_experiments.studies.replays import (
     Outcome,
     replay_all,
 )
-from moeless_experiments.studies.summary import span
+from moeless_experiments.summary import span
 
 _SYSTEMS: Final = (STATIC, EPLB, PAPER, DEFAULT)
 _FORECASTING: Final = (PAPER, DEFAULT)

@@ -23,7 +23,7 @@ from moeless_experiments.studies.replays import (
     Case,
     replay_all,
 )
-from moeless_experiments.studies.summary import span
+from moeless_experiments.summary import span
 
 _EXPONENTS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.01, 1.2, 1.5)
 _QUICK_EXPONENTS = (0.0, 0.4, 0.8, 1.2)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from moeless_experiments.figure import Finding, Plot, Table, Verdict
 from moeless_experiments.measured.intervals import Ratio, bootstrap_ratio
 from moeless_experiments.plotting import grid
-from moeless_experiments.studies.summary import span, spread
+from moeless_experiments.summary import span, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -39,7 +39,7 @@ from moeless_experiments.studies.replays import (
     SWIFT,
     Case,
 )
-from moeless_experiments.studies.summary import listed, span, spread
+from moeless_experiments.summary import listed, span, spread
 
 PAPER_STATIC, PAPER_EPLB = -0.4319, -0.2189
 """Mean layer time of MoEless against the paper's two lossless baselines."""

@@ -26,7 +26,6 @@ from moeless_experiments.studies.replays import (
     STATIC,
     Case,
 )
-from moeless_experiments.studies.summary import span, spread
 from moeless_experiments.studies.sweeps import (
     Metric,
     Swept,
@@ -37,6 +36,7 @@ from moeless_experiments.studies.sweeps import (
     resident,
     sweep,
 )
+from moeless_experiments.summary import span, spread
 
 _SAME: Final = 0.002
 """Part of a mean by which rounding differs."""

@@ -16,7 +16,6 @@ from moeless_experiments.studies.replay_traces import (
     steps_of,
 )
 from moeless_experiments.studies.replays import A6000, DEFAULT, DEVICES, PAPER, Case
-from moeless_experiments.studies.summary import span, spread
 from moeless_experiments.studies.sweeps import (
     Line,
     Metric,
@@ -32,6 +31,7 @@ from moeless_experiments.studies.sweeps import (
     sweep,
     verdict,
 )
+from moeless_experiments.summary import span, spread
 
 _MODELS: Final = (Workload(MIXTRAL), Workload(PHI, 1.2), Workload(SCOUT, 1.2))
 _CLEAR = 0.001

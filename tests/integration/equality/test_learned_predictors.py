@@ -88,7 +88,7 @@ def test_the_first_layers_are_learnt_beside_a_trained_predictor(family, train, r
     ) as served:
         expect = served.runtime.look_ahead.on_path.forecast_first
         assert_same_answers_until(
-            served, reference, lambda: expect(torch.randn(4, hidden)), attempts=60
+            served, reference, lambda: expect(torch.randn(4, hidden)), attempts=200
         )
         assert_same_answers(served, reference)
         state = served.runtime.snapshot().predictor
@@ -110,7 +110,7 @@ def test_predictors_that_learn_and_are_replaced_give_the_answers_of_transformers
         tell=told.append,
     ) as served:
         state = served.runtime.look_ahead.state
-        assert_same_answers_until(served, reference, lambda: state().swaps > 0, attempts=60)
+        assert_same_answers_until(served, reference, lambda: state().swaps > 0, attempts=200)
         assert_same_answers(served, reference)
         snapshot = served.runtime.snapshot()
     assert snapshot.predictor.kind == "auto"

@@ -1,4 +1,4 @@
-from moeless_experiments.studies.summary import listed, span, spread
+from moeless_experiments.summary import listed, span, spread
 
 
 def test_many_cases_become_least_most_and_median():
