@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from moeless.core.model import ExpertShape
+from moeless.functions.compute.row_classes import pad_rows
 from moeless.functions.compute.weight_stack import StackSlot, WeightStack
 from moeless.functions.store.expert_weights import ExpertWeights
 
@@ -110,7 +111,7 @@ def plain_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Linea
         rows = x.shape[0]
         # Asked here, since the thread that loads has another number of threads.
         if rows >= rows_from and (rows >= 3 * rows_from or torch.get_num_threads() == 1):
-            y: torch.Tensor = onednn(x, weight, bias, "none", [], "")
+            y: torch.Tensor = onednn(pad_rows(x), weight, bias, "none", [], "")[:rows]
             return y if out is None else out.copy_(y)
         if bias is None:
             return mm(x, weight_t, out=out)
@@ -130,7 +131,7 @@ def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Line
     onednn = torch.ops.mkldnn._linear_pointwise.default
 
     def linear(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        y: torch.Tensor = onednn(x, packed, bias, "none", [], "")
+        y: torch.Tensor = onednn(pad_rows(x), packed, bias, "none", [], "")[: x.shape[0]]
         return y if out is None else out.copy_(y)
 
     num_bytes = int(torch.ops.mkldnn._nbytes(packed))
