@@ -103,7 +103,9 @@ class ExpertsConfig:
             microseconds; None decides by the number of cores.
         max_rows: Tokens per invocation; longer inputs come in pieces.
         invocation_timeout_s: How long a worker may take for one invocation before it is replaced.
-        worker_silence_s: How long a worker may show no sign of life before it is replaced.
+        worker_silence_s: How long a worker may show no sign of life before it is replaced; a tenth
+            of that, at least a second, while tokens wait for it.
+        spare_workers: Workers that stand by, libraries loaded, to take the place of lost ones.
         linger_s: How long workers outlive an engine that vanished without a word.
         events: File to append events to: plans, loads, evictions, lost workers; one JSON object
             a line.
@@ -124,6 +126,7 @@ class ExpertsConfig:
     max_rows: int = 4096
     invocation_timeout_s: float = 60.0
     worker_silence_s: float = 10.0
+    spare_workers: int = 0
     linger_s: float = 10.0
     events: Path | None = None
 
@@ -138,6 +141,8 @@ class ExpertsConfig:
             )
         if not self.worker_silence_s >= 1:
             raise ConfigError(f"worker timeout is {self.worker_silence_s} s; use 1 or more")
+        if not 0 <= self.spare_workers <= 64:
+            raise ConfigError(f"spare workers is {self.spare_workers}; use 0 to 64")
         if self.worker_threads is not None and self.worker_threads < 1:
             raise ConfigError(f"worker threads is {self.worker_threads}; use 1 or more")
         if self.spin_us is not None and not 0 <= self.spin_us <= 1_000_000:

@@ -281,6 +281,7 @@ def _start_processes(
         keep_alive_rule=config.keep_alive_rule,
         linger_s=config.linger_s,
         silence_s=config.worker_silence_s,
+        spare_workers=config.spare_workers,
         events=config.events,
     )
     try:

@@ -40,6 +40,7 @@ class SupervisorProcess:
         keep_alive_rule: By which rule.
         linger_s: How long it outlives this process when that ends without ``close``.
         silence_s: How long a worker may show no sign of life before it is replaced.
+        spare_workers: Workers that stand by to take the place of lost ones.
         events: File to append events to, or None.
     """
 
@@ -52,6 +53,7 @@ class SupervisorProcess:
         keep_alive_rule: str,
         linger_s: float,
         silence_s: float,
+        spare_workers: int = 0,
         events: Path | None = None,
     ) -> None:
         self.directory = private_directory()
@@ -63,6 +65,7 @@ class SupervisorProcess:
             keep_alive_rule=keep_alive_rule,
             linger_s=linger_s,
             silence_s=silence_s,
+            spare_workers=spare_workers,
             record=events is not None,
         )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

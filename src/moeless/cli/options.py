@@ -108,7 +108,16 @@ def experts_options(command: _Command) -> _Command:
             default=10.0,
             show_default=True,
             metavar="SECONDS",
-            help="Replace a worker that shows no sign of life for so long.",
+            help="Replace a worker that shows no sign of life for so long; for a tenth of that "
+            "while tokens wait for it.",
+        ),
+        click.option(
+            "--spare-workers",
+            type=click.IntRange(min=0, max=64),
+            default=0,
+            show_default=True,
+            help="Workers that stand by, libraries loaded (about 150 MB each), so that a lost one "
+            "is replaced at once.",
         ),
         click.option(
             "--events",
@@ -184,6 +193,7 @@ def experts_config(options: dict[str, Any]) -> ExpertsConfig:
         worker_threads=options.pop("worker_threads"),
         spin_us=options.pop("spin_us"),
         worker_silence_s=options.pop("worker_timeout"),
+        spare_workers=options.pop("spare_workers"),
         events=options.pop("events"),
     )
 

@@ -1,8 +1,11 @@
 """Workers that die or hang while tokens are generated: the tokens stay the same."""
 
+import json
 import os
 import signal
+import subprocess
 
+import psutil
 import pytest
 
 
@@ -109,4 +112,84 @@ def test_a_worker_that_hangs_while_nobody_asks_it_is_replaced_too(
     wait_until(lambda: served.client.board.device_up_D[1])
     assert served.worker_pids()[1] != victim
     assert tokens_of(served.model) == expected
+    served.close()
+
+
+def test_a_worker_that_tokens_wait_for_is_given_up_long_before_its_silence_is_over(
+    serve, reference, tokens_of, wait_until, tmp_path
+):
+    directory, expected = reference
+    events = tmp_path / "events.jsonl"
+    served = serve(directory, worker_silence_s=10.0, events=events)
+    victim = served.worker_pids()[0]
+
+    def stop(now):
+        if now == "before":
+            os.kill(victim, signal.SIGSTOP)
+
+    interrupt(served.runtime.invoker, at=11, action=stop)
+    assert tokens_of(served.model) == expected
+    wait_until(lambda: served.client.board.device_up_D[0])
+    assert tokens_of(served.model) == expected
+    served.close()
+    lost = [e for e in map(json.loads, events.read_text().splitlines()) if "reason" in e]
+    reasons = [e["reason"] for e in lost if e["event"] == "WorkerLost"]
+    assert reasons == ["no sign of life for 1 s, and tokens wait for it"]
+
+
+def test_a_worker_that_only_pauses_is_waited_for(serve, reference, tokens_of):
+    directory, expected = reference
+    served = serve(directory, worker_silence_s=300.0)
+    victim = served.worker_pids()[1]
+
+    def pause(now):
+        if now == "before":
+            os.kill(victim, signal.SIGSTOP)
+            subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {victim}"])
+
+    interrupt(served.runtime.invoker, at=7, action=pause)
+    assert tokens_of(served.model) == expected
+    assert served.client.report()["worker_restarts"] == [0, 0]
+    assert served.worker_pids()[1] == victim
+    served.close()
+
+
+def test_a_lost_worker_is_replaced_by_the_one_that_stands_by_and_that_by_another(
+    serve, reference, tokens_of, wait_until
+):
+    directory, expected = reference
+    served = serve(directory, spare_workers=1)
+    wait_until(lambda: served.client.report()["spare_pids"])
+    (spare,) = served.client.report()["spare_pids"]
+    assert psutil.Process(spare).name() == "moeless-spare"
+    victim = served.worker_pids()[0]
+
+    def kill(now):
+        if now == "before":
+            os.kill(victim, signal.SIGKILL)
+
+    interrupt(served.runtime.invoker, at=14, action=kill)
+    assert tokens_of(served.model) == expected
+    wait_until(lambda: served.client.board.device_up_D[0])
+    assert served.worker_pids()[0] == spare
+    cores = psutil.Process(spare).cpu_affinity()
+    assert all(
+        os.sched_getaffinity(int(t)) == set(cores) for t in os.listdir(f"/proc/{spare}/task")
+    )
+    wait_until(lambda: served.client.report()["spare_pids"])
+    assert served.client.report()["spare_pids"] != [spare]
+    assert tokens_of(served.model) == expected
+    served.close()
+
+
+def test_a_spare_worker_that_dies_is_missed_by_nobody(serve, reference, tokens_of, wait_until):
+    directory, expected = reference
+    served = serve(directory, spare_workers=1)
+    wait_until(lambda: served.client.report()["spare_pids"])
+    (spare,) = served.client.report()["spare_pids"]
+    os.kill(spare, signal.SIGKILL)
+    os.kill(served.worker_pids()[1], signal.SIGKILL)
+    assert tokens_of(served.model) == expected
+    wait_until(lambda: served.client.board.device_up_D[1])
+    assert served.worker_pids()[1] != spare
     served.close()

@@ -16,6 +16,8 @@ from moeless.functions.supervisor.client import SupervisorClient
 
 _GLANCE_S = 0.05
 """How often a wait looks whether the device is still there."""
+_GLANCES_PER_DOUBT = 4
+"""After so many looks the supervisor is asked to look, too."""
 
 
 _sched_getcpu: Any = getattr(ctypes.CDLL(None), "sched_getcpu", None)
@@ -110,15 +112,17 @@ class ProcessInvoker:
     def _await(self, device: int, seq: int, generation: int) -> bool:
         mailbox, bell = self._client.mailboxes[device], self._client.answer_bells[device]
         board = self._client.board
-        waited_s = 0.0
+        glances = 0
         given_up = False
         while not await_answer(mailbox, seq, bell, spin_s=self._spin_s, timeout_s=_GLANCE_S):
             self._client.check_alive()
             gone = not board.device_up_D[device]
             if gone or board.device_generation_D[device] != generation:
                 return mailbox.answered >= seq
-            waited_s += _GLANCE_S
-            if waited_s > self._deadline_s and not given_up:
+            glances += 1
+            if glances % _GLANCES_PER_DOUBT == 0:
+                self._client.doubt(device)
+            if glances * _GLANCE_S > self._deadline_s and not given_up:
                 # It may still write into the shared rows: it has to be gone before they are
                 # given to somebody else, so wait until the supervisor has replaced it.
                 reason = f"no answer within {self._deadline_s:g} s"

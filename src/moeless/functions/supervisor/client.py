@@ -142,6 +142,10 @@ class SupervisorClient:
         """A device does not answer: it must be replaced before its work is repeated."""
         self._send({"op": "kill", "device": device, "reason": reason})
 
+    def doubt(self, device: int) -> None:
+        """Tokens have waited for a device for a while: it may have stopped."""
+        self._send({"op": "doubt", "device": device})
+
     def check_alive(self) -> None:
         """Look whether the supervisor is still there. May be called from any thread.
 

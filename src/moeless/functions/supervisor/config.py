@@ -35,9 +35,11 @@ class SupervisorConfig:
             engine can attach to warm workers.
         restart_backoff_s: Wait before the first restart of a worker; doubles up to 30 s.
         start_timeout_s: How long a worker may take to report ready.
-        silence_s: How long a worker may show no sign of life before it is replaced.
+        silence_s: How long a worker may show no sign of life before it is replaced; a tenth of
+            that, at least a second, while tokens wait for it.
         order_timeout_s: How long a worker may take for one order, a load for example, before it is
             replaced.
+        spare_workers: Workers that stand by to take the place of lost ones.
         record: Whether to record decisions exactly: each is then made for a position of the engine
             that is looked at once, before it, and reported with it.
     """
@@ -51,4 +53,5 @@ class SupervisorConfig:
     start_timeout_s: float = 120.0
     silence_s: float = 10.0
     order_timeout_s: float = 60.0
+    spare_workers: int = 0
     record: bool = False

@@ -147,6 +147,8 @@ class Engines:
             )
         elif message.get("op") == "kill":
             self._fleet.lose_device(int(message["device"]), str(message["reason"]))
+        elif message.get("op") == "doubt":
+            self._fleet.doubt(int(message["device"]))
         elif message.get("op") == "report":
             report = {"op": "report", **placement.report(), **self._fleet.report()}
             reply(joined.attachment.connection, report)

@@ -16,14 +16,20 @@ from moeless.errors import FunctionError
 from moeless.functions.messages import Message, close_all, receive
 from moeless.functions.platform import Platform
 from moeless.functions.supervisor.config import SupervisorConfig
+from moeless.functions.supervisor.spares import Spares
 from moeless.functions.supervisor.worker_process import WorkerProcess
 
 _log = logging.getLogger(__name__)
 _STEADY_S = 30.0
 """A worker that lived this long is no failure in a row: the shortest wait follows."""
 _LONGEST_WAIT_S = 30.0
+_DOUBT_SHARE = 0.1
+_LEAST_DOUBT_S = 1.0
+"""A worker that tokens wait for is given up after this part of the time without a sign of life."""
 _PAUSE_S = 2.0
 """More time between two looks at the workers means that the supervisor itself stood still."""
+_HICCUP_S = 0.75
+"""The same where little time without a sign of life is enough to give a worker up."""
 
 
 class FleetOwner(Protocol):
@@ -71,6 +77,8 @@ class Fleet:
         self._sink = sink
         self._owner = owner
         self._workers: dict[int, WorkerProcess] = {}
+        self._spares = Spares(config.spare_workers)
+        self._doubted: set[int] = set()
         self._digests: dict[FunctionId, str] = {}
         self._restart_at_s: dict[int, float] = {}
         self._restarts = [0] * len(config.workers)
@@ -104,6 +112,7 @@ class Fleet:
             "worker_restarts": self._restarts,
             "worker_peak_bytes": [w.peak_bytes if w else 0 for w in workers],
             "worker_pids": [w.process.pid if w else None for w in workers],
+            "spare_pids": self._spares.pids(),
         }
 
     def start(self) -> None:
@@ -114,16 +123,32 @@ class Fleet:
     def tick(self) -> None:
         """Start what is due again; give up what does not start."""
         now_s = self._clock.now_s()
-        for device, at_s in list(self._restart_at_s.items()):
-            if now_s >= at_s:
-                del self._restart_at_s[device]
-                self._start(device)
-        if now_s - self._last_tick_s > _PAUSE_S:
-            self._awake_s = now_s  # we were stopped, and workers perhaps with us
+        self._start_due(now_s)
+        since_s = now_s - self._last_tick_s
         self._last_tick_s = now_s
+        if since_s > _PAUSE_S:
+            self._awake_s = now_s  # we were stopped, and workers perhaps with us
+        if since_s <= _HICCUP_S:
+            self._give_up_doubted(now_s)
+        self._doubted.clear()  # whose tokens still wait is said again
         for worker in self:
             reason = self._find_fault(worker, now_s)
             if reason is not None:
+                self.lose(worker, reason)
+        if len(self._workers) == self.num_devices and all(w.ready for w in self):
+            self._spares.tick()
+
+    def doubt(self, device: int) -> None:
+        """Tokens wait for a device's worker: see soon whether it still shows signs of life."""
+        self._doubted.add(device)
+
+    def _give_up_doubted(self, now_s: float) -> None:
+        """Replace workers that have stopped while tokens wait for them."""
+        silence_s = max(_LEAST_DOUBT_S, _DOUBT_SHARE * self._config.silence_s)
+        for worker in self:
+            silent_s = now_s - max(worker.pulse.last_s(), self._awake_s)
+            if worker.device in self._doubted and worker.ready and silent_s > silence_s:
+                reason = f"no sign of life for {silence_s:g} s, and tokens wait for it"
                 self.lose(worker, reason)
 
     def _find_fault(self, worker: WorkerProcess, now_s: float) -> str | None:
@@ -162,24 +187,36 @@ class Fleet:
             _LONGEST_WAIT_S,
             self._config.restart_backoff_s * 2 ** min(self._failures[device], 10),
         )
+        if not self._failures[device] and self._spares.pids():
+            wait_s = 0.0  # it costs next to nothing
         self._failures[device] += 1
         self._restarts[device] += 1
         self._restart_at_s[device] = now_s + wait_s
         self._sink.emit(WorkerLost(time_s=now_s, model="", device=device, reason=reason))
         _log.warning("worker of device %d lost (%s), restart in %.1f s", device, reason, wait_s)
         self._owner.worker_lost(device, reason=reason, failures=self._failures[device])
+        self._start_due(now_s)
 
     def close(self) -> None:
         """End all workers now."""
         for worker in self:
             worker.kill()
+        self._spares.close()
+
+    def _start_due(self, now_s: float) -> None:
+        for device, at_s in list(self._restart_at_s.items()):
+            if now_s >= at_s:
+                del self._restart_at_s[device]
+                self._start(device)
 
     def _start(self, device: int) -> None:
+        config = self._config.workers[device]
         worker = WorkerProcess(
             device,
-            self._config.workers[device],
+            config,
             generation=self._restarts[device],
             digests=self._digests,
+            launch=self._spares.take(config),
         )
         self._workers[device] = worker
         self._started_s[device] = self._clock.now_s()
