@@ -21,6 +21,7 @@ import platform
 import signal
 import sys
 import tempfile
+from collections.abc import Awaitable
 from importlib import resources
 from pathlib import Path
 
@@ -37,7 +38,8 @@ from chaos.report import (
     to_table,
 )
 from chaos.server import Server
-from chaos.traffic import Traffic
+from chaos.stillness import Stillness
+from chaos.traffic import Outcome, Traffic
 from provenance import provenance
 
 from moeless.errors import MoelessError
@@ -56,21 +58,22 @@ async def soak(args: argparse.Namespace) -> dict:
     prompts = resources.files("moeless.cli").joinpath("demo_prompts.txt").read_text("utf8")
     log = args.log or Path(tempfile.mkstemp(prefix="moeless-soak-", suffix=".log")[1])
     options = ["--devices", args.devices, "--max-waiting", "4096"]
-    options += ["--worker-timeout", str(args.worker_timeout), *args.serve]
+    options += ["--worker-timeout", str(args.worker_timeout)]
+    options += ["--spare-workers", str(args.spare_workers), *args.serve]
     server = Server(args.model, options, log)
     traffic = Traffic(server.url)
     say(f"serving on {server.url}, log in {log}")
-    loads = [os.getloadavg()[0]]
+    loads, still = [os.getloadavg()[0]], [Stillness(), Stillness()]
     try:
         await traffic.ask_alone(prompts.splitlines()[: args.prompts], args.max_tokens)
         say(f"{len(traffic.references)} reference answers; in peace ...")
-        peace = await traffic.run([t for t in at_s if t <= peace_s], args.seed)
+        peace = await watched(traffic.run([t for t in at_s if t <= peace_s], args.seed), still[0])
         before = await settle(server, traffic)
         loads.append(os.getloadavg()[0])
         say("with faults ...")
         faults, storm = await asyncio.gather(
             do_faults(server, args.kinds, seconds=seconds, count=args.faults, seed=args.seed),
-            traffic.run(at_s, args.seed),
+            watched(traffic.run(at_s, args.seed), still[1]),
         )
         loads.append(os.getloadavg()[0])
         await asyncio.sleep(args.worker_timeout)
@@ -100,6 +103,10 @@ async def soak(args: argparse.Namespace) -> dict:
         "afterwards": afterwards.figures(),
         "p99_ttft_ratio": compare(calm, rough, "ttft_s"),
         "p99_tpot_ratio": compare(calm, rough, "tpot_s"),
+        "stood_still_s": {
+            "peace": round(still[0].seconds, 2),
+            "with_faults": round(still[1].seconds, 2),
+        },
         "memory_change": memory_change(before, after),
         "memory_before": before,
         "memory_after": after,
@@ -109,6 +116,15 @@ async def soak(args: argparse.Namespace) -> dict:
         "slowest": slowest_requests(storm, faults),
         "fault_list": [fault.to_json() for fault in faults],
     }
+
+
+async def watched(run: Awaitable[Outcome], still: Stillness) -> Outcome:
+    """Traffic, and beside it a look at whether we run at all."""
+    watcher = asyncio.create_task(still.watch())
+    try:
+        return await run
+    finally:
+        watcher.cancel()
 
 
 async def settle(server: Server, traffic: Traffic) -> dict:
@@ -149,7 +165,8 @@ def main() -> int:
     parser.add_argument("--requests-per-minute", type=float, default=30.0)
     parser.add_argument("--max-tokens", type=int, default=16)
     parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--worker-timeout", type=float, default=5.0, help="as serve takes it")
+    parser.add_argument("--worker-timeout", type=float, default=10.0, help="as serve takes it")
+    parser.add_argument("--spare-workers", type=int, default=1, help="as serve takes it")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the report here")
     parser.add_argument("--table", type=Path, help="write the table here")

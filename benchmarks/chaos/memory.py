@@ -1,7 +1,9 @@
 """What a server's processes hold, by kind of memory, experts counted apart.
 
 Proportional sizes (PSS) count a page that several processes share once in all: resident sizes
-would count torch's library and the shared rows once for each process.
+would count the shared rows once for each process. Pages of files (torch's library) are shown but
+not judged: the system takes them away when it needs memory, and their share depends on who else on
+the machine has the same files open.
 """
 
 import contextlib
@@ -64,11 +66,12 @@ def take_stock(server: Server, *, samples: int = 5, pause_s: float = 0.5) -> dic
         }
         for role in sorted({role for s in taken for role in s})
     }
-    total = sum(sizes[kind] for sizes in roles.values() for kind in KINDS.values())
+    held = sum(sizes["anonymous"] + sizes["shared"] for sizes in roles.values())
     experts = resident_expert_bytes(server)
     return {
-        "total_bytes": total,
+        "held_bytes": held,
         "expert_bytes": experts,
-        "other_bytes": total - experts,
+        "other_bytes": held - experts,
+        "file_bytes": sum(sizes["file"] for sizes in roles.values()),
         "roles": roles,
     }

@@ -83,12 +83,17 @@ def to_table(report: dict) -> str:
     ttft, tpot = report["p99_ttft_ratio"], report["p99_tpot_ratio"]
     lines += ["", f"p99 with faults / in peace: TTFT x {ttft}, TPOT x {tpot}", ""]
     before, after = report["memory_before"], report["memory_after"]
-    lines.append(f"{'memory, MiB':<14}{'before':>9}{'after':>9}{'change':>9}")
+    lines.append(f"{'memory, MiB *':<14}{'before':>9}{'after':>9}{'change':>9}")
     for role in sorted(before["roles"] | after["roles"]):
         sizes = [_held(stock, role) for stock in (before, after)]
         lines.append(_memory_row(role, *sizes))
     lines.append(_memory_row("experts", before["expert_bytes"], after["expert_bytes"]))
     lines.append(_memory_row("without them", before["other_bytes"], after["other_bytes"]))
+    lines += ["* anonymous and shared pages, shared ones counted once; no pages of files", ""]
+    lines.append(
+        f"this program itself stood still for {report['stood_still_s']['peace']:g} s in peace and "
+        f"{report['stood_still_s']['with_faults']:g} s with faults (0 on a machine of its own)"
+    )
     problems = find_problems(report)
     lines += ["", *(f"problem: {p}" for p in problems)] if problems else ["", "no problems"]
     return "\n".join(lines)
@@ -101,7 +106,8 @@ def _seconds(tail: dict[str, float]) -> str:
 
 
 def _held(stock: dict, role: str) -> int:
-    return sum(n for kind, n in stock["roles"].get(role, {}).items() if kind != "count")
+    sizes = stock["roles"].get(role, {})
+    return sizes.get("anonymous", 0) + sizes.get("shared", 0)
 
 
 def _memory_row(name: str, before: int, after: int) -> str:
