@@ -1,4 +1,4 @@
-"""How long we did not run ourselves: figures of such times say something about the machine only."""
+"""How long we did not run ourselves: figures of such a time tell of the machine only."""
 
 import asyncio
 import time

@@ -172,10 +172,9 @@ def test_a_lost_worker_is_replaced_by_the_one_that_stands_by_and_that_by_another
     assert tokens_of(served.model) == expected
     wait_until(lambda: served.client.board.device_up_D[0])
     assert served.worker_pids()[0] == spare
-    cores = psutil.Process(spare).cpu_affinity()
-    assert all(
-        os.sched_getaffinity(int(t)) == set(cores) for t in os.listdir(f"/proc/{spare}/task")
-    )
+    cores = set(psutil.Process(spare).cpu_affinity())
+    threads = psutil.Process(spare).threads()
+    assert all(os.sched_getaffinity(thread.id) == cores for thread in threads)
     wait_until(lambda: served.client.report()["spare_pids"])
     assert served.client.report()["spare_pids"] != [spare]
     assert tokens_of(served.model) == expected

@@ -230,7 +230,7 @@ class Fleet:
         except (OSError, FunctionError):
             received = None
         if received is None:
-            self.lose(worker, "ended")
+            self.lose(worker, worker.launch.describe_end())
             return
         message, fds = received
         close_all(fds)

@@ -17,6 +17,8 @@ from moeless.functions.supervisor.config import WorkerConfig
 
 _log = logging.getLogger(__name__)
 _KILL_TIMEOUT_S = 2.0
+_END_TIMEOUT_S = 0.1
+"""From closing its connection, which the system does for it, to the end of a process."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -58,6 +60,16 @@ class WorkerLaunch:
         order = {"op": "begin", "device": config.torch_device, "cores": list(config.cores)}
         with contextlib.suppress(OSError):  # that it is gone is noticed by its connection
             send(self.connection, order)
+
+    def describe_end(self) -> str:
+        """How a process ended whose connection is closed, for a log."""
+        try:
+            code = self.process.wait(timeout=_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return "hung up"
+        if code >= 0:
+            return f"ended with code {code}"
+        return f"ended by signal {-code}"
 
     def kill(self) -> None:
         """End it now; nothing it holds needs saving.

@@ -40,10 +40,10 @@ class WorkerProcess:
         self.peak_bytes = 0  # the most its instances have held, by its own count
         self.open_orders = 0
         self.stirred_s = 0.0  # when it last answered an order, or got one while it had none
-        launch = launch or launch_worker(config)
-        self.process, self.connection, self.pulse = launch.process, launch.connection, launch.pulse
-        self.kill = launch.kill
-        """End it now."""
+        self.launch = launch or launch_worker(config)
+        self.process = self.launch.process
+        self.connection = self.launch.connection
+        self.pulse = self.launch.pulse
 
     def order(self, message: Message, *, fds: Sequence[int] = ()) -> None:
         """Send an order; a worker that is gone is noticed elsewhere, by its closed connection."""
@@ -58,6 +58,10 @@ class WorkerProcess:
         """An order has been answered."""
         self.open_orders -= 1
         self.stirred_s = time.monotonic()
+
+    def kill(self) -> None:
+        """End it now."""
+        self.launch.kill()
 
     def load(self, function: FunctionId) -> None:
         """Begin to load."""

@@ -163,8 +163,6 @@ class Worker:
             message, fds = self._next_order()
             try:
                 orders[message["op"]](message, fds)
-            except OSError:
-                os._exit(0)
             except Exception:  # noqa: BLE001 - a worker that cannot follow orders must end,
                 _log.exception("order %r failed", message.get("op"))  # so that it is replaced
                 os._exit(1)
@@ -186,7 +184,7 @@ class Worker:
             reply["function_bytes"] = self._host.add_model(store, spec)
         except MoelessError as error:
             reply["error"] = str(error)
-        send(self._connection, reply)
+        self._reply(reply)
 
     def _load(self, message: Message, fds: list[int]) -> None:
         close_all(fds)
@@ -199,20 +197,19 @@ class Worker:
         else:
             reply = {"op": "loaded", "digest": self._host.digest(function)}
         held = {"resident_bytes": self._host.resident_bytes}
-        send(self._connection, reply | {"function": function} | held)
+        self._reply(reply | {"function": function} | held)
 
     def _evict(self, message: Message, fds: list[int]) -> None:
         close_all(fds)
         function = FunctionId(*message["function"])
         self._host.evict(function)
-        send(
-            self._connection,
+        self._reply(
             {
                 "op": "evicted",
                 "function": function,
                 "reason": message["reason"],
                 "resident_bytes": self._host.resident_bytes,
-            },
+            }
         )
 
     def _attach(self, message: Message, fds: list[int]) -> None:
@@ -233,7 +230,7 @@ class Worker:
             seen=mailbox.requested,
         )
         self._wake()
-        send(self._connection, {"op": "attached", "engine": message["engine"]})
+        self._reply({"op": "attached", "engine": message["engine"]})
 
     def _detach(self, message: Message, fds: list[int]) -> None:
         close_all(fds)
@@ -242,6 +239,12 @@ class Worker:
             # The invocation loop closes them, once it no longer polls them.
             self._to_close += [engine.request_bell, engine.answer_bell]
             self._wake()
+
+    def _reply(self, message: Message) -> None:
+        try:
+            send(self._connection, message)
+        except OSError:
+            os._exit(0)  # the supervisor is gone
 
     def _wake(self) -> None:
         self._changed = True

@@ -1,0 +1,80 @@
+"""A worker that really has no memory left: loads fail, nothing else does."""
+
+import os
+import resource
+import signal
+
+import numpy as np
+import prometheus_client
+import psutil
+import pytest
+import torch
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from moeless.telemetry.metrics import register_runtime
+
+LAYERS, EXPERTS, HIDDEN, INTERMEDIATE = 1, 8, 1024, 2048  # 25 MB an expert
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory, tokens_of):
+    """A checkpoint whose experts have megabytes, and the tokens of its whole model."""
+    torch.manual_seed(0)
+    model = MixtralForCausalLM(
+        MixtralConfig(
+            vocab_size=300,
+            hidden_size=HIDDEN,
+            intermediate_size=INTERMEDIATE,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            num_local_experts=EXPERTS,
+            num_experts_per_tok=2,
+            max_position_embeddings=256,
+        )
+    ).eval()
+    directory = tmp_path_factory.mktemp("large")
+    model.save_pretrained(directory)
+    return directory, tokens_of(model)
+
+
+def limit_memory(pid, num_bytes):
+    """Have no more address space than this; the limit can be lifted again."""
+    psutil.Process(pid).rlimit(psutil.RLIMIT_AS, (num_bytes, resource.RLIM_INFINITY))
+
+
+def test_loads_that_find_no_memory_are_rolled_back_and_repeated_and_no_token_changes(
+    large, serve, tokens_of, wait_until
+):
+    directory, expected = large
+    served = serve(directory, slots=LAYERS * EXPERTS, spare_workers=1, max_rows=64)
+    assert tokens_of(served.model) == expected
+    wait_until(lambda: served.client.report()["spare_pids"])
+    (successor,) = served.client.report()["spare_pids"]
+    board = served.client.board
+    planned_LED = board.planned_LED.copy()
+    victim = served.worker_pids()[0]
+    held = served.client.report()["resident_bytes_D"][1]
+    # Room for half of the experts that it will be told to load; its own threads take some of it.
+    limit_memory(successor, psutil.Process(successor).memory_info().vms + held // 2)
+
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: served.client.report()["failed_loads_D"][0] > 0)
+    for _ in range(3):
+        assert tokens_of(served.model) == expected
+    report = served.client.report()
+    assert report["worker_restarts"] == [1, 0]
+    assert report["worker_pids"][0] == successor
+    assert report["resident_bytes_D"][0] < held
+    assert report["failed_loads_D"][1] == 0
+    assert np.array_equal(board.planned_LED, planned_LED)
+    registry = prometheus_client.CollectorRegistry()
+    register_runtime(registry, served.runtime.snapshot)
+    labels = {"model": served.runtime.spec.model_id, "device": "cpu:0"}
+    assert registry.get_sample_value("moeless_failed_loads_total", labels) >= 1
+
+    limit_memory(successor, resource.RLIM_INFINITY)
+    wait_until(lambda: (board.warm_LED >= planned_LED).all())
+    assert tokens_of(served.model) == expected
+    assert served.client.report()["worker_restarts"] == [1, 0]
+    served.close()
