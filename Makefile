@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all fuzz browser serve lint types bench docs clean help
+.PHONY: demo test test-all fuzz soak browser serve lint types bench docs clean help
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -24,6 +24,9 @@ test: $(STAMP)  ## Set up, check style, types and import rules, run the tests
 
 fuzz: $(STAMP)  ## Requests made up from the OpenAPI document, against a real server (3 minutes)
 	MOELESS_FUZZ_EXAMPLES=60 $(BIN)/python -m pytest tests/integration/serving/test_fuzz.py
+
+soak: $(STAMP)  ## Serve while workers are killed, hung, paused and throttled (7 minutes)
+	$(BIN)/python benchmarks/soak.py --minutes 2 --faults 8
 
 browser: $(STAMP)  ## The dashboard in headless Chromium, where there is one (1 minute)
 	MOELESS_BROWSER=1 $(BIN)/python -m pytest tests/browser
