@@ -62,6 +62,10 @@ def function_bytes(shape: ExpertShape, device: str) -> int:
     return build_kernel(blank, device).num_bytes
 
 
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or "out of memory"
+
+
 class ExpertHost:
     """Instances on one device.
 
@@ -92,12 +96,20 @@ class ExpertHost:
 
         Returns:
             Bytes that each of its instances will hold on this device.
+
+        Raises:
+            FunctionError: There is not even memory for one of them.
         """
         self._stores[spec.model_id] = store
         self._specs[spec.model_id] = spec
         self._activations[spec.model_id] = small_activation(spec.expert, self._device)
         prepare_row_loops(spec.expert, self._device)
-        return function_bytes(spec.expert, self._device)
+        try:
+            return function_bytes(spec.expert, self._device)
+        except (MemoryError, RuntimeError) as error:
+            raise FunctionError(
+                f"{self._device} cannot hold {spec.model_id}: {_first_line(error)}"
+            ) from error
 
     def expect(self, function: FunctionId) -> None:
         """A function will be loaded soon: have the system begin to read it."""
@@ -136,7 +148,7 @@ class ExpertHost:
             self._check(function, digest_weights(weights), digest)
             kernel = self._build(function, weights)
         except (MemoryError, RuntimeError) as error:  # torch's allocator raises the latter
-            reason = str(error).strip().partition("\n")[0] or "out of memory"
+            reason = _first_line(error)
             raise FunctionError(f"{self._device} cannot hold {function}: {reason}") from error
         self._kernels[function] = kernel
         self._bytes[function] = kernel.num_bytes

@@ -26,10 +26,7 @@ class ReadMemory:
     def begin(self) -> None:
         """Whatever was taken before is given up."""
         if self._needed > (0 if self._block is None else len(self._block)):
-            region = mmap.mmap(-1, self._needed, flags=_PRIVATE)
-            if _HUGE_PAGES is not None:
-                region.madvise(_HUGE_PAGES)
-            self._block = torch.frombuffer(region, dtype=torch.uint8)
+            self._block = _map(self._needed)
         self._used = self._needed = 0
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -50,3 +47,14 @@ class ReadMemory:
         """Give the block back to the system; nothing may be using it."""
         self._block = None
         self._used = self._needed = 0
+
+
+def _map(num_bytes: int) -> torch.Tensor | None:
+    """A fresh block; None where there is no memory for it: what is taken then says so itself."""
+    try:
+        region = mmap.mmap(-1, num_bytes, flags=_PRIVATE)
+    except OSError:
+        return None
+    if _HUGE_PAGES is not None:
+        region.madvise(_HUGE_PAGES)
+    return torch.frombuffer(region, dtype=torch.uint8)
