@@ -75,3 +75,14 @@ def test_an_expert_of_a_file_that_is_gone_may_be_expected(tmp_path):
     store = open_store(save(make_tiny("mixtral"), tmp_path, original=True))
     (tmp_path / "model.safetensors").unlink()
     store.expect(0, 0)
+
+
+def test_without_memory_for_a_block_what_is_taken_is_fresh(monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("moeless.functions.store.read_memory.mmap.mmap", refuse)
+    memory = ReadMemory()
+    for _ in range(3):
+        memory.begin()
+        assert memory.take((4, 8), torch.float32).shape == (4, 8)
