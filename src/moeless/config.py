@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from moeless.core.cluster import Device
+from moeless.core.memory_share import NO_SHARE, MemoryShare
 from moeless.errors import ConfigError
 
 InvokerName = Literal["process", "inline"]
@@ -96,6 +97,7 @@ class ExpertsConfig:
         policy: How loads become replicas.
         device_memory_bytes: Budget of each device for experts; None takes what the memory factor
             asks for.
+        share: Memory of the devices that the model is guaranteed, in a pool that it shares.
         keep_alive_s: How long an idle instance stays warm unless the rule knows better.
         keep_alive_rule: A keep-alive rule by name.
         worker_threads: Compute threads of each worker; None divides the cores.
@@ -119,6 +121,7 @@ class ExpertsConfig:
     invoker: InvokerName = "process"
     policy: PolicyConfig = PolicyConfig()
     device_memory_bytes: int | None = None
+    share: MemoryShare = NO_SHARE
     keep_alive_s: float = 300.0
     keep_alive_rule: str = "fixed"
     worker_threads: int | None = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ from moeless.functions.model_placement import ModelPlacement
 from moeless.functions.store import ExpertStore
 from moeless.functions.supervisor.client import SupervisorClient
 from moeless.functions.supervisor.pool_directory import PoolDirectory, find_directory
+from moeless.functions.supervisor.wishes import write_wishes
 from moeless.policies.keep_alive import KEEP_ALIVES
 from moeless.telemetry.jsonl import JsonlSink
 from moeless.telemetry.snapshot import GbSeconds, RuntimeSnapshot, Timing
@@ -315,6 +316,14 @@ def _attach(
         directory=loaded.directory,
         shape=shape,
         lookahead=look_ahead.distance,
+        wishes={
+            "policy": asdict(config.policy),
+            **write_wishes(
+                share=config.share,
+                keep_alive_rule=config.keep_alive_rule,
+                keep_alive_s=config.keep_alive_s,
+            ),
+        },
     )
     try:
         invoker = ProcessInvoker(

@@ -132,8 +132,9 @@ def run(owner: socket.socket) -> None:
     sink = build_sink(None if events is None else Path(events), clock)
 
     def make_controller(model: ModelPlacement, request: Message) -> LoadConsumer:
+        wanted = request.get("policy")
         return build_controller(
-            policy,
+            policy if wanted is None else PolicyConfig(**wanted),
             model,
             torch_devices=[worker.torch_device for worker in workers],
             lookahead=int(request["lookahead"]),

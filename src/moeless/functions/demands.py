@@ -12,10 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from moeless.core.memory_share import MemoryShare
 from moeless.core.model import FunctionId, ModelSpec
+from moeless.functions.activity import Activity
 from moeless.functions.board import ModelBoard
 from moeless.functions.lifecycle import State
 from moeless.functions.pool import DevicePool
+from moeless.functions.shares import Shares
 
 
 @dataclass(kw_only=True)
@@ -53,12 +56,18 @@ class DemandingModel(Protocol):
     spec: ModelSpec
     function_bytes: int
     board: ModelBoard
+    share: MemoryShare
+    activity: Activity
     demands: dict[int, Demand]
     """By engine."""
     barred: dict[int, str]
 
     def function(self, layer: int, expert: int) -> FunctionId:
         """The id of one of the model's functions."""
+        ...
+
+    def is_busy(self) -> bool:
+        """Whether it has requests now."""
         ...
 
 
@@ -69,6 +78,7 @@ class DemandDesk:
         models: By id; kept up to date by the owner.
         pools: One per device; kept up to date by the owner.
         returning: Devices whose next host is on its way; kept up to date by the owner.
+        shares: Compares models.
     """
 
     def __init__(
@@ -77,8 +87,10 @@ class DemandDesk:
         pools: Sequence[DevicePool],
         *,
         returning: Collection[int],
+        shares: Shares,
     ) -> None:
         self._models = models
+        self._shares = shares
         self._pools = pools
         self._returning = returning
         self._places = itertools.count(1)
@@ -205,7 +217,7 @@ class DemandDesk:
         """
         only_E = model.board.warm_LED[layer].sum(axis=1) <= 1
         return [
-            pool.budget_bytes // model.function_bytes
+            self._shares.available_slots(model, pool.device)
             - sum(
                 i.state is State.LOADING
                 or (i.state is not State.DRAINING and bool(only_E[i.function.expert]))

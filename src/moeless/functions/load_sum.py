@@ -12,12 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from moeless.core.plan import LoadArray
-from moeless.core.ports import Clock
 from moeless.functions.load_intake import LoadConsumer
 from moeless.functions.model_placement import ModelPlacement
-
-IDLE_S = 3.0
-"""An engine whose step has not changed for so long has no request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +27,6 @@ class _Said:
 class _Voice:
     """What one engine said last, by layer."""
 
-    stirred_s: float
-    step: int = 0
     expected: dict[int, _Said] = field(default_factory=dict)
     actual: dict[int, _Said] = field(default_factory=dict)
 
@@ -46,22 +40,11 @@ class LoadSum:
     Args:
         consumer: The control loop.
         model: The model, whose engines are those that count.
-        clock: The time.
-        idle_s: How long an engine may stand still and still count.
     """
 
-    def __init__(
-        self,
-        consumer: LoadConsumer,
-        *,
-        model: ModelPlacement,
-        clock: Clock,
-        idle_s: float = IDLE_S,
-    ) -> None:
+    def __init__(self, consumer: LoadConsumer, *, model: ModelPlacement) -> None:
         self._consumer = consumer
         self._model = model
-        self._clock = clock
-        self._idle_s = idle_s
         self._voices: dict[int, _Voice] = {}
         self._earlier_steps = 0
         self._forecast_step: dict[int, int] = {}
@@ -104,21 +87,13 @@ class LoadSum:
             )
 
     def _hear(self, engine: int) -> _Voice:
-        now_s = self._clock.now_s()
-        voice = self._voices.setdefault(engine, _Voice(stirred_s=now_s))
-        voice.stirred_s = now_s
-        return voice
+        self._model.activity.look(engine)
+        return self._voices.setdefault(engine, _Voice())
 
     def _others(self, engine: int) -> Iterator[_Voice]:
         """Engines that do something, though they may say nothing while their plans stand."""
-        now_s = self._clock.now_s()
         for number, voice in self._voices.items():
-            if number == engine:
-                continue
-            step = int(self._model.engines[number].step[0])
-            if step != voice.step:
-                voice.step, voice.stirred_s = step, now_s
-            if now_s - voice.stirred_s <= self._idle_s:
+            if number != engine and self._model.activity.is_busy(number):
                 yield voice
 
     def _count(self, engine: int, step: int) -> int:

@@ -138,7 +138,7 @@ class LocalClient:
         self._model = self._platform.add_model(
             spec, function_bytes=function_bytes, board=self._board
         )
-        self._model.join(0, self._board)
+        self._platform.join(self._model, 0, self._board)
         controller = make_controller(self._model)
         self._wants_loads = controller.adaptive
         self._intake = LoadIntake(self._board, controller)
@@ -225,7 +225,7 @@ class LocalClient:
         result: Report = {}
 
         def fill(_platform: Platform) -> None:
-            result.update(self._model.report())
+            result.update(self._model.report(0))
             done.set()
 
         self._tasks.put(fill)

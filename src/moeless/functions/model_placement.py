@@ -4,23 +4,23 @@ Single-threaded like the platform. It must not know torch, sockets or processes.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from moeless.core.memory_share import NO_SHARE, MemoryShare
 from moeless.core.model import FunctionId, ModelSpec
 from moeless.core.plan import CountArray, Plan, PlanDiff, ReplicaArray, diff_plan
-from moeless.core.ports import Clock
-from moeless.functions.billing import GB, ResidencyMeter
+from moeless.core.ports import Clock, KeepAlive
+from moeless.functions.activity import Activity
+from moeless.functions.billing import ResidencyMeter
 from moeless.functions.board import EngineBoard, ModelBoard
 from moeless.functions.demands import Demand
 from moeless.functions.layer_quota import layer_quota_D
-from moeless.functions.lifecycle import State
+from moeless.functions.model_account import ModelAccount
 from moeless.functions.pool import DevicePool
 from moeless.telemetry.percentiles import SampleWindow
-from moeless.telemetry.snapshot import Timing
 
 
 class PlacementPlatform(Protocol):
@@ -36,9 +36,8 @@ class PlacementPlatform(Protocol):
         """One per device."""
         ...
 
-    @property
-    def meters(self) -> Mapping[str, ResidencyMeter]:
-        """Bytes over time, by model."""
+    def slots_D(self, model: "ModelPlacement") -> CountArray:
+        """Instances that a model may plan for on each device, int64 [D]."""
         ...
 
     def loading_ED(self, model: "ModelPlacement", layer: int) -> ReplicaArray:
@@ -77,9 +76,12 @@ class ModelPlacement:
         platform: The platform it lives on.
         spec: The model.
         function_bytes: Bytes that one instance holds on a device.
-        board: Shared with the model's engine.
+        board: Shared with the model's engines.
+        meter: Bytes over time.
         max_replicas: Replicas of a layer beyond which retired ones leave before their keep-alive
             ends, the longest unused first; None for as many as the devices hold.
+        share: What it is guaranteed while it has engines.
+        keep_alive: How long its idle instances stay; None for the platform's rule.
     """
 
     def __init__(
@@ -89,7 +91,10 @@ class ModelPlacement:
         spec: ModelSpec,
         function_bytes: int,
         board: ModelBoard,
+        meter: ResidencyMeter,
         max_replicas: int | None = None,
+        share: MemoryShare = NO_SHARE,
+        keep_alive: KeepAlive | None = None,
     ) -> None:
         self.spec = spec
         self.function_bytes = function_bytes
@@ -100,8 +105,12 @@ class ModelPlacement:
         self.speaker: tuple[int, int] | None = None
         """The engine for whose step plans are being made, and how far the control loop's count of
         steps is ahead of that engine's; None where plans are for all engines."""
+        self.share = share
+        self.keep_alive = keep_alive
+        self.activity = Activity(self.engines, clock=platform.clock)
+        self.left_s = platform.clock.now_s()
+        """When the last engine left."""
         self._platform = platform
-        self.started_s = platform.clock.now_s()
         self.earlier_busy_ns_L: CountArray = np.zeros(spec.num_layers, dtype=np.int64)
         self.earlier_used_ns_LED: CountArray = np.zeros(board.warm_LED.shape, dtype=np.int64)
         self.cold_starts_L: CountArray = np.zeros(spec.num_layers, dtype=np.int64)
@@ -116,8 +125,12 @@ class ModelPlacement:
         self.releases_L = [False] * spec.num_layers
         self.held_back: set[int] = set()
         self.quota_D: tuple[bytes, CountArray] | None = None
+        self._slots_D: CountArray | None = None
         self._settled: dict[int, tuple[bytes, bool, PlanDiff]] = {}
         self._made_for_step_L: dict[int, CountArray] = {}
+        self.account = ModelAccount(
+            spec.model_id, self, pools=platform.pools, meter=meter, clock=platform.clock
+        )
 
     def join(self, engine: int, board: EngineBoard) -> None:
         """An engine begins to use the model.
@@ -128,11 +141,16 @@ class ModelPlacement:
         """
         board.layer[0] = -1  # no layer has run
         self.engines[engine] = board
+        self.account.join(engine)
+        self.activity.note_traffic()
         self._made_for_step_L[engine] = np.zeros(self.spec.num_layers, dtype=np.int64)
 
     def leave(self, engine: int) -> None:
         """An engine is gone; what it used and was billed for stays on record."""
+        self.account.leave(engine)
         board = self.engines.pop(engine)
+        self.activity.forget(engine)
+        self.left_s = self._platform.clock.now_s()
         del self._made_for_step_L[engine]
         self.earlier_busy_ns_L += board.busy_ns_LD.sum(axis=1)
         np.maximum(self.earlier_used_ns_LED, board.used_ns_LED, out=self.earlier_used_ns_LED)
@@ -153,8 +171,19 @@ class ModelPlacement:
             used_ns = max(used_ns, int(board.used_ns_LED[place]))
         return used_ns
 
-    def busy_ns_L(self) -> CountArray:
-        """How long each layer's instances have computed, for all engines, int64 [L]."""
+    def is_busy(self) -> bool:
+        """Whether it has requests now."""
+        return bool(self.demands) or self.activity.any_busy()
+
+    def busy_ns_L(self, engine: int | None = None) -> CountArray:
+        """How long each layer's instances have computed, int64 [L].
+
+        Args:
+            engine: For whom; None for all engines, also those that have left.
+        """
+        if engine is not None:
+            own_L: CountArray = self.engines[engine].busy_ns_LD.sum(axis=1)
+            return own_L
         busy_ns_L: CountArray = self.earlier_busy_ns_L.copy()
         for board in self.engines.values():
             busy_ns_L += board.busy_ns_LD.sum(axis=1)
@@ -193,14 +222,20 @@ class ModelPlacement:
         del layer
         up = self.board.device_up_D.tobytes()
         if self.quota_D is None or self.quota_D[0] != up:
-            slots = [pool.budget_bytes // self.function_bytes for pool in self._platform.pools]
-            slots_D: CountArray = np.array(slots)
+            slots_D = self._platform.slots_D(self)
             slots_D[self.board.device_up_D == 0] = 0
             quota_D = layer_quota_D(
                 slots_D, num_layers=self.spec.num_layers, num_experts=self.spec.num_experts
             )
             self.quota_D = (up, quota_D)
         return self.quota_D[1].copy()
+
+    def follow_slots(self, slots_D: CountArray) -> None:
+        """Others leave more or less of the devices than before: plans are to follow."""
+        if self._slots_D is None or not np.array_equal(self._slots_D, slots_D):
+            self._slots_D = slots_D
+            self.quota_D = None
+            self.unsettle()
 
     def apply(self, plan: Plan, *, decision_s: float) -> PlanDiff:
         """Put a plan in force and start what is missing.
@@ -285,32 +320,6 @@ class ModelPlacement:
         """The id of one of the model's functions."""
         return FunctionId(self.spec.model_id, layer, expert)
 
-    def report(self) -> dict[str, Any]:
-        """Counters of this model as a JSON object; lists of GB·s and starts are by layer."""
-        now_s = self._platform.clock.now_s()
-        pools = self._platform.pools
-        states_D: dict[str, list[int]] = {s.value: [0] * len(pools) for s in State}
-        for pool in pools:
-            for instance in pool.instances():
-                if instance.function.model == self.spec.model_id:
-                    states_D[instance.state.value][pool.device] += 1
-        budget = sum(pool.budget_bytes for pool in pools)
-        busy_ns_L = self.busy_ns_L()
-        reserved = budget * (now_s - self.started_s) / GB
-        return {
-            "cold_starts_L": self.cold_starts_L.tolist(),
-            "blocking_loads": self.blocking_loads,
-            "evictions": self.evictions,
-            "failed_loads_D": [self.failed_loads[pool.device] for pool in pools],
-            "plans": self.plans,
-            "plan_s": asdict(Timing.of(self.plan_s)),
-            "instances_D": states_D,
-            "resident_bytes_D": [pool.held_bytes for pool in pools],
-            "budget_bytes_D": [pool.budget_bytes for pool in pools],
-            "gb_s_L": {
-                "billed": (busy_ns_L * self.function_bytes / (1e9 * GB)).tolist(),
-                "resident": self._platform.meters[self.spec.model_id].gb_s_L(now_s=now_s).tolist(),
-                # Whole devices belong to no layer more than to another.
-                "reserved": [reserved / self.spec.num_layers] * self.spec.num_layers,
-            },
-        }
+    def report(self, engine: int | None = None) -> dict[str, Any]:
+        """Counters as a JSON object; see ``ModelAccount``."""
+        return self.account.report(engine)

@@ -9,6 +9,7 @@ from typing import Protocol
 from moeless.core.model import FunctionId, ModelSpec
 from moeless.functions.board import ModelBoard
 from moeless.functions.lifecycle import Instance
+from moeless.functions.shares import Shares, Turn
 
 
 class RunningModel(Protocol):
@@ -19,6 +20,10 @@ class RunningModel(Protocol):
 
     def running_layers(self) -> Mapping[int, int]:
         """The layer whose gate spoke last in each engine, by engine; -1 for none yet."""
+        ...
+
+    def is_running(self, layer: int) -> bool:
+        """Whether some engine computes the layer now."""
         ...
 
     def last_used_ns(self, layer: int, expert: int, device: int) -> int:
@@ -44,11 +49,15 @@ class NeedOrder:
     Args:
         models: By id; kept up to date by the owner.
         waiters: Engines that wait for loads.
+        shares: Compares models.
     """
 
-    def __init__(self, models: Mapping[str, RunningModel], waiters: Waiters) -> None:
+    def __init__(
+        self, models: Mapping[str, RunningModel], *, waiters: Waiters, shares: Shares
+    ) -> None:
         self._models = models
         self._waiters = waiters
+        self._shares = shares
 
     def moment(self) -> object:
         """The layers whose gates spoke last: ``needed_in`` follows from them."""
@@ -80,30 +89,59 @@ class NeedOrder:
             float(model.last_used_ns(layer, expert, instance.device)),
         )
 
-    def may_evict(self, victim: Instance, *, for_load: FunctionId, blocking: bool) -> bool:
-        """Whether a victim is needed later than the function that wants its place.
+    def turn_of(
+        self,
+        victim: Instance,
+        *,
+        for_load: FunctionId,
+        blocking: bool,
+        leaving: Mapping[str, int],
+    ) -> int | None:
+        """When a victim has to make room for a load, if it has: see ``shares``.
 
         A layer that an engine is computing keeps one copy of each expert. Engines that wait for
         loads keep theirs from those only that have begun to wait later: whoever waits for longest
         gets what it needs, however little room there is.
         """
+        if victim.function.model == for_load.model:
+            return self._turn_of_own(victim, for_load, blocking=blocking)
+        turn = self._shares.turn_of(victim, for_load=for_load, blocking=blocking, leaving=leaving)
+        if turn is None or turn is Turn.ASLEEP or turn is Turn.IDLE:
+            return turn  # nobody computes with it
+        model = self._models[victim.function.model]
+        if not model.is_running(victim.function.layer):
+            return turn
+        if blocking and not (self._is_only_copy(victim) and self._is_kept(victim, for_load)):
+            return turn
+        return None
+
+    def _turn_of_own(
+        self, victim: Instance, for_load: FunctionId, *, blocking: bool
+    ) -> Turn | None:
+        """Whether a victim is needed later than the function of its model that wants its place."""
         model = self._models[victim.function.model]
         layer, expert = victim.function.layer, victim.function.expert
-        only_copy = model.board.warm_LED[layer, expert].sum() <= 1
-        running = model.running_layers()
-        current = layer in running.values()
-        if blocking:
-            return not (current and only_copy) or not self._is_kept(victim, running, for_load)
-        if current:
-            return False
         planned = bool(model.board.planned_LED[layer, expert, victim.device])
+        turn = Turn.OWN if planned else Turn.SURPLUS
+        only_copy = self._is_only_copy(victim)
+        current = model.is_running(layer)
+        if blocking:
+            return None if current and only_copy and self._is_kept(victim, for_load) else turn
+        if current:
+            return None
         if not planned and not only_copy:
-            return True
-        return self.needed_in(victim.function) > self.needed_in(for_load)
+            return turn
+        return turn if self.needed_in(victim.function) > self.needed_in(for_load) else None
 
-    def _is_kept(self, victim: Instance, running: Mapping[int, int], for_load: FunctionId) -> bool:
+    def _is_only_copy(self, victim: Instance) -> bool:
+        layer, expert = victim.function.layer, victim.function.expert
+        warm_D = self._models[victim.function.model].board.warm_LED[layer, expert]
+        return bool(warm_D.sum() <= 1)
+
+    def _is_kept(self, victim: Instance, for_load: FunctionId) -> bool:
         """Whether an engine that computes the victim's layer keeps it from those who wait."""
         theirs = self._waiters.place_of_function(for_load)
+        running = self._models[victim.function.model].running_layers()
         for engine, layer in running.items():
             if layer == victim.function.layer:
                 place = self._waiters.place_of_engine(victim.function.model, engine)

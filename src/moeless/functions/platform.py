@@ -5,17 +5,19 @@ process) calls its methods from one thread only and forwards what hosts report. 
 torch, sockets or processes.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from moeless.core.events import InstanceEvicted, InstanceLoaded, LoadFailed
+from moeless.core.memory_share import NO_SHARE, MemoryShare
 from moeless.core.model import FunctionId, ModelSpec
-from moeless.core.plan import ReplicaArray
+from moeless.core.plan import CountArray, ReplicaArray
 from moeless.core.ports import Clock, EventSink, KeepAlive
-from moeless.errors import BudgetError, FunctionError
+from moeless.errors import FunctionError
 from moeless.functions.billing import ResidencyMeter
-from moeless.functions.board import ModelBoard
+from moeless.functions.board import EngineBoard, ModelBoard
 from moeless.functions.demands import DemandDesk, DemandResult
 from moeless.functions.host_port import HostPort
 from moeless.functions.lifecycle import Instance
@@ -23,6 +25,7 @@ from moeless.functions.load_retries import LoadRetries
 from moeless.functions.model_placement import ModelPlacement
 from moeless.functions.need_order import NeedOrder
 from moeless.functions.pool import DevicePool, Evict, Load
+from moeless.functions.sharing import Sharing
 
 _MAX_DRAINING = 64
 """Evictions in flight on one device beyond which no idle instance is retired: a host's orders and
@@ -37,6 +40,7 @@ class Platform:
         clock: The time.
         keep_alive: How long idle instances stay.
         sink: Receives events.
+        linger_s: How long idle instances of a model without engines stay at most.
     """
 
     def __init__(
@@ -46,20 +50,25 @@ class Platform:
         clock: Clock,
         keep_alive: KeepAlive,
         sink: EventSink,
+        linger_s: float = math.inf,
     ) -> None:
         self.clock = clock
         self.hosts: dict[int, HostPort] = {}
         self.models: dict[str, ModelPlacement] = {}
         self.pools: list[DevicePool] = []
         self._returning: set[int] = set()
-        self._desk = DemandDesk(self.models, self.pools, returning=self._returning)
-        order = NeedOrder(self.models, self._desk)
+        self._sharing = Sharing(self.models, self.pools)
+        self._desk = DemandDesk(
+            self.models, self.pools, returning=self._returning, shares=self._sharing.shares
+        )
+        order = NeedOrder(self.models, waiters=self._desk, shares=self._sharing.shares)
         self.pools += [
             DevicePool(device=d, budget_bytes=b, order=order) for d, b in enumerate(budgets_bytes)
         ]
         self.meters: dict[str, ResidencyMeter] = {}
         self._keep_alive = keep_alive
         self._sink = sink
+        self._linger_s = linger_s
         self._load_began_s: dict[tuple[FunctionId, int], float] = {}
         self._retries = LoadRetries()
 
@@ -72,6 +81,8 @@ class Platform:
         function_bytes: int,
         board: ModelBoard,
         max_replicas: int | None = None,
+        share: MemoryShare = NO_SHARE,
+        keep_alive: KeepAlive | None = None,
     ) -> ModelPlacement:
         """Register a model, which no engine uses yet.
 
@@ -80,32 +91,59 @@ class Platform:
             function_bytes: Bytes that one instance holds on a device.
             board: Shared with the model's engines; kept for as long as the model is known.
             max_replicas: See ``ModelPlacement``.
+            share: See there.
+            keep_alive: See there.
 
         Raises:
-            BudgetError: The devices cannot hold one layer's experts at once.
+            BudgetError: The devices cannot hold one layer's experts at once, or what models are
+                guaranteed does not go together.
             FunctionError: A model has the same id.
         """
         if spec.model_id in self.models:
             raise FunctionError(f"a model is known as {spec.model_id}")
-        slots = sum(pool.budget_bytes // function_bytes for pool in self.pools)
-        if slots < spec.num_experts:
-            least = -(-spec.num_experts // len(self.pools)) * function_bytes
-            raise BudgetError(
-                f"the device budgets hold {slots} experts of {function_bytes:,} bytes, but a "
-                f"layer of {spec.model_id} has {spec.num_experts}: give each of the "
-                f"{len(self.pools)} devices at least {least:,} bytes"
-            )
+        self._sharing.check(spec, function_bytes, share)
+        self.meters[spec.model_id] = ResidencyMeter(spec.num_layers, now_s=self.clock.now_s())
         model = ModelPlacement(
             self,
             spec=spec,
             function_bytes=function_bytes,
             board=board,
+            meter=self.meters[spec.model_id],
             max_replicas=max_replicas,
+            share=share,
+            keep_alive=keep_alive,
         )
         board.device_up_D[:] = [device in self.hosts for device in range(len(self.pools))]
         self.models[spec.model_id] = model
-        self.meters[spec.model_id] = ResidencyMeter(spec.num_layers, now_s=self.clock.now_s())
         return model
+
+    def invite(
+        self, model: ModelPlacement, *, share: MemoryShare, keep_alive: KeepAlive | None
+    ) -> None:
+        """The first engine of a known model is about to join: it says what the model needs.
+
+        Args:
+            model: The model, which no engine uses.
+            share: What it is guaranteed from now on.
+            keep_alive: How long its idle instances stay; None for the platform's rule.
+
+        Raises:
+            BudgetError: What models are guaranteed does not go together.
+        """
+        assert not model.engines
+        self._sharing.check(model.spec, model.function_bytes, share)
+        model.share, model.keep_alive = share, keep_alive
+
+    def join(self, model: ModelPlacement, engine: int, board: EngineBoard) -> None:
+        """An engine begins to use a model.
+
+        Args:
+            model: Which one.
+            engine: A number that no other engine has.
+            board: The engine's board.
+        """
+        model.join(engine, board)
+        self._sharing.review()
 
     def leave(self, model: ModelPlacement, engine: int) -> None:
         """An engine is gone, and with it what it demanded; others of its model go on.
@@ -117,6 +155,8 @@ class Platform:
         model.leave(engine)
         if model.engines:
             return
+        model.share = NO_SHARE
+        self._sharing.review()
         model.board.planned_LED[:] = 0
         model.unsettle()
         for pool in self.pools:
@@ -300,11 +340,11 @@ class Platform:
         self._try_again(now_s)
         for model in self.models.values():
             self.release_held_back(model)
+            model.account.settle()
+        self._sharing.look()
         for pool in self.pools:
             self._note_use(pool)
-            expired = pool.expired(
-                lambda f, idle_s: self._keep_alive.keep_s(f, idle_s=idle_s), now_s=now_s
-            )
+            expired = pool.expired(self._keep_s, now_s=now_s)
             for instance in expired[: max(0, _MAX_DRAINING - pool.num_draining)]:
                 self._carry_out(
                     pool, pool.evict(instance.function, reason="keep-alive", now_s=now_s)
@@ -365,7 +405,18 @@ class Platform:
                 loading[function.expert, device] = 1
         return loading
 
+    def slots_D(self, model: ModelPlacement) -> CountArray:
+        """Instances that a model may plan for on each device, int64 [D]."""
+        return self._sharing.slots_D(model)
+
     # Details
+
+    def _keep_s(self, function: FunctionId, idle_s: float) -> float:
+        """Seconds that an instance may be idle."""
+        model = self.models[function.model]
+        if not model.engines and self.clock.now_s() - model.left_s >= self._linger_s:
+            return 0.0
+        return (model.keep_alive or self._keep_alive).keep_s(function, idle_s=idle_s)
 
     def _carry_out(self, pool: DevicePool, orders: list[Load | Evict]) -> None:
         for order in orders:
@@ -389,7 +440,7 @@ class Platform:
             used_s = model.last_used_ns(function.layer, function.expert, pool.device) / 1e9
             if used_s > instance.last_used_s:
                 pool.used(function, finished_s=used_s)
-                self._keep_alive.used(function, at_s=used_s)
+                (model.keep_alive or self._keep_alive).used(function, at_s=used_s)
 
     def _account(self, instance: Instance, sign: int) -> None:
         """An instance has begun (+1) or ceased (-1) to hold its bytes."""

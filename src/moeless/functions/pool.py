@@ -6,7 +6,8 @@ its eviction has been confirmed. It must not know processes, sockets or torch.
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,8 +35,22 @@ class PoolOrder(Protocol):
         """Lower goes first."""
         ...
 
-    def may_evict(self, victim: Instance, *, for_load: FunctionId, blocking: bool) -> bool:
-        """Whether a victim may leave so that another function can be loaded."""
+    def turn_of(
+        self,
+        victim: Instance,
+        *,
+        for_load: FunctionId,
+        blocking: bool,
+        leaving: Mapping[str, int],
+    ) -> int | None:
+        """When a victim has to make room for a function; None if it need not.
+
+        Args:
+            victim: A warm instance.
+            for_load: The function.
+            blocking: Tokens wait for it.
+            leaving: Bytes that make room for it already, by model.
+        """
         ...
 
 
@@ -84,6 +99,7 @@ class DevicePool:
         self._queue_begin = 0
         self._queue_moment: object = None
         self._held_bytes = 0
+        self._bytes_of: Counter[str] = Counter()
         self._num_loading = 0
         self._num_draining = 0
 
@@ -96,6 +112,10 @@ class DevicePool:
     def held_bytes(self) -> int:
         """Bytes of all instances that are loading, warm, busy or draining."""
         return self._held_bytes
+
+    def bytes_of(self, model: str) -> int:
+        """Bytes of a model's instances that are loading, warm or busy."""
+        return self._bytes_of[model]
 
     def instances(self) -> Iterable[Instance]:
         """All instances that are not cold."""
@@ -177,6 +197,7 @@ class DevicePool:
         if not self._wanted or self._num_loading >= self._max_loads:
             return orders
         queue = self._ordered()
+        waiting: set[str] = set()  # models whose most urgent load has no room
         for place in range(self._queue_begin, len(queue)):
             function, wanted = queue[place]
             if self._wanted.get(function) is not wanted:  # withdrawn, or begun
@@ -184,14 +205,20 @@ class DevicePool:
                 continue
             if self._num_loading >= self._max_loads:
                 break
+            if function.model in waiting:
+                continue
             if function in self._instances:  # still draining
                 if wanted.blocking:
                     break
                 continue
             short = self._held_bytes + wanted.num_bytes - self.budget_bytes
             if short > 0:
-                orders += self._make_room(function, short, wanted, now_s=now_s)
-                break  # wait for the evictions (or for better times) before anything less urgent
+                evictions = self._make_room(function, short, wanted, now_s=now_s)
+                if evictions is not None or wanted.blocking:
+                    orders += evictions or []
+                    break  # wait for room before anything less urgent
+                waiting.add(function.model)  # for better times; others may have room
+                continue
             instance = Instance(
                 function=function,
                 device=self.device,
@@ -202,6 +229,7 @@ class DevicePool:
             self._num_loading += 1
             self._instances[function] = instance
             self._held_bytes += wanted.num_bytes
+            self._bytes_of[function.model] += wanted.num_bytes
             del self._wanted[function]
             orders.append(Load(function=function))
         return orders
@@ -233,6 +261,7 @@ class DevicePool:
             return []
         instance.take(Step.DRAIN, now_s=now_s)
         self._num_draining += 1
+        self._bytes_of[function.model] -= instance.num_bytes
         return [Evict(function=function, reason=reason)]
 
     def loaded(self, function: FunctionId, *, now_s: float) -> Instance:
@@ -281,7 +310,8 @@ class DevicePool:
 
     def _make_room(
         self, function: FunctionId, short_bytes: int, wanted: _Wanted, *, now_s: float
-    ) -> list[Load | Evict]:
+    ) -> list[Load | Evict] | None:
+        """Evictions that make room together with those under way; None if there are not enough."""
         if self._num_draining:
             draining = (i for i in self._instances.values() if i.state is State.DRAINING)
             short_bytes -= sum(i.num_bytes for i in draining)
@@ -291,23 +321,47 @@ class DevicePool:
                 (i for i in self._instances.values() if i.state is State.WARM),
                 key=lambda i: (self._order.worth(i), i.function),
             )
-            for candidate in candidates:
-                if short_bytes <= 0:
-                    break
-                if self._order.may_evict(candidate, for_load=function, blocking=wanted.blocking):
-                    victims.append(candidate)
-                    short_bytes -= candidate.num_bytes
-            if short_bytes > 0:
-                return []  # evicting some would not be enough: keep them
+            leaving: Counter[str] = Counter()
+            while short_bytes > 0:
+                victim = self._choose_victim(candidates, function, wanted, leaving)
+                if victim is None:
+                    return None  # evicting some would not be enough: keep them
+                candidates.remove(victim)
+                victims.append(victim)
+                leaving[victim.function.model] += victim.num_bytes
+                short_bytes -= victim.num_bytes
         orders: list[Load | Evict] = []
         for victim in victims:
             orders += self.evict(victim.function, reason="room", now_s=now_s)
         return orders
 
+    def _choose_victim(
+        self,
+        candidates: list[Instance],
+        function: FunctionId,
+        wanted: _Wanted,
+        leaving: Mapping[str, int],
+    ) -> Instance | None:
+        """Of those whose turn it is first the one that is worth least."""
+        alone = all(not held or model == function.model for model, held in self._bytes_of.items())
+        first, found = None, None
+        for candidate in candidates:
+            turn = self._order.turn_of(
+                candidate, for_load=function, blocking=wanted.blocking, leaving=leaving
+            )
+            if turn is not None and (first is None or turn < first):
+                first, found = turn, candidate
+                if alone:  # then turns follow worth
+                    break
+        return found
+
     def _drop(self, function: FunctionId, step: Step, *, now_s: float) -> Instance:
         instance = self._instances[function]
         self._num_loading -= instance.state is State.LOADING
-        self._num_draining -= instance.state is State.DRAINING
+        if instance.state is State.DRAINING:
+            self._num_draining -= 1
+        else:
+            self._bytes_of[function.model] -= instance.num_bytes
         instance.take(step, now_s=now_s)
         del self._instances[function]
         self._held_bytes -= instance.num_bytes

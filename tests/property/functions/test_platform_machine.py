@@ -121,7 +121,7 @@ class PlatformMachine(RuleBasedStateMachine):
     def join(self, engine):
         own = bytearray(EngineBoard.num_bytes(**self.shape))
         self.boards[engine] = EngineBoard(own, **self.shape)
-        self.model.join(engine, self.boards[engine])
+        self.platform.join(self.model, engine, self.boards[engine])
         self.note()
 
     def come_up(self, device):

@@ -37,10 +37,11 @@ class Order:
     def worth(self, instance):
         return (-float(self.needed_in(instance.function)), instance.last_used_s)
 
-    def may_evict(self, victim, *, for_load, blocking):
+    def turn_of(self, victim, *, for_load, blocking, leaving):
         if victim.function in self.protected:
-            return False
-        return blocking or self.needed_in(victim.function) > self.needed_in(for_load)
+            return None
+        later = self.needed_in(victim.function) > self.needed_in(for_load)
+        return 0 if blocking or later else None
 
 
 class PoolMachine(RuleBasedStateMachine):

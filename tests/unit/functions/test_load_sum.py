@@ -4,20 +4,25 @@ import numpy as np
 import pytest
 
 from moeless.core.clock import ManualClock
+from moeless.functions.activity import Activity
 from moeless.functions.load_sum import LoadSum
 
 
 class Board:
     def __init__(self):
-        self.step = [0]
+        self.step, self.layer = [0], [-1]
 
 
 class Model:
     """Knows which engines there are, and whose step plans are for."""
 
-    def __init__(self):
+    def __init__(self, clock):
         self.engines = {1: Board(), 2: Board()}
         self.speaker = None
+        self.activity = Activity(self.engines, clock=clock)
+
+    def go_on(self, engine):
+        self.engines[engine].step[0] += 1
 
 
 class Consumer:
@@ -50,22 +55,24 @@ def clock():
 
 
 @pytest.fixture
-def consumer():
-    return Consumer(Model())
+def consumer(clock):
+    return Consumer(Model(clock))
 
 
 @pytest.fixture
-def loads(consumer, clock):
-    return LoadSum(consumer, model=consumer.model, clock=clock, idle_s=3.0)
+def loads(consumer):
+    return LoadSum(consumer, model=consumer.model)
 
 
 def forecast(loads, engine, load, *, step=1, layer=0, error=0.0):
+    loads._model.go_on(engine)
     loads.of(engine).forecast(
         step=step, layer=layer, load_E=np.array(load, dtype=float), expected_error=error
     )
 
 
 def observe(loads, engine, load, *, step=1, layer=0):
+    loads._model.go_on(engine)
     loads.of(engine).observe(step=step, layer=layer, load_E=np.array(load, dtype=float))
 
 

@@ -12,6 +12,7 @@ from moeless.functions.board import Board
 from moeless.functions.demands import DemandDesk
 from moeless.functions.need_order import NeedOrder
 from moeless.functions.platform import Platform
+from moeless.functions.shares import Shares
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
 from moeless.telemetry.memory import MemorySink
 
@@ -114,7 +115,9 @@ def test_more_copies_do_not_make_an_instance_worth_more():
     parts.apply([[2, 0], [1, 1]])
     few, many = (parts.platform.pools[0].instance(parts.model.function(0, e)) for e in (1, 0))
     models, pools = parts.platform.models, parts.platform.pools
-    order = NeedOrder(models, DemandDesk(models, pools, returning=()))
+    shares = Shares(models, pools)
+    waiters = DemandDesk(models, pools, returning=(), shares=shares)
+    order = NeedOrder(models, waiters=waiters, shares=shares)
     assert order.worth(few)[0] == order.worth(many)[0] == 1.0
 
 

@@ -30,8 +30,8 @@ class Order:
     def worth(self, instance):
         return (-instance.function.expert,)
 
-    def may_evict(self, victim, *, for_load, blocking):
-        return victim.function not in self.protected
+    def turn_of(self, victim, *, for_load, blocking, leaving):
+        return None if victim.function in self.protected else 0
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ class SupervisorClient:
         directory: The checkpoint.
         shape: Sizes of the channel.
         lookahead: Prediction distance d of the engine's forecasts; 0 for none.
+        wishes: Further fields of the attach request: ``policy``, and those of ``wishes``.
         timeout_s: How long attaching may take, workers' start included.
 
     Raises:
@@ -44,6 +45,7 @@ class SupervisorClient:
         directory: Path,
         shape: ChannelShape,
         lookahead: int,
+        wishes: Message | None = None,
         timeout_s: float = 300.0,
     ) -> None:
         self._connection = _connect(socket_path, timeout_s=timeout_s)
@@ -60,6 +62,7 @@ class SupervisorClient:
                 "directory": str(directory.resolve()),
                 "shape": shape.to_json(),
                 "lookahead": lookahead,
+                **(wishes or {}),
             },
         )
         try:

@@ -13,7 +13,6 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from moeless.core.ports import Clock
 from moeless.errors import FunctionError, MoelessError
 from moeless.functions.channel import ChannelShape
 from moeless.functions.load_intake import LoadConsumer, LoadIntake
@@ -26,6 +25,7 @@ from moeless.functions.supervisor.config import SupervisorConfig
 from moeless.functions.supervisor.fleet import Fleet
 from moeless.functions.supervisor.hosted_model import HostedModel, Joined
 from moeless.functions.supervisor.models import HostedModels
+from moeless.functions.supervisor.wishes import read_wishes
 from moeless.functions.wire import spec_from_json
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,6 @@ class Engines:
         config: What the supervisor was told.
         platform: Where models live.
         selector: Wakes the supervisor's loop; data is what to call.
-        clock: The time.
         make_controller: Builds the control loop of a model from the attach request of the first
             of its engines.
     """
@@ -53,13 +52,11 @@ class Engines:
         *,
         platform: Platform,
         selector: selectors.BaseSelector,
-        clock: Clock,
         make_controller: MakeController,
     ) -> None:
         self._config = config
         self._platform = platform
         self._selector = selector
-        self._clock = clock
         self._make_controller = make_controller
         self._joined: dict[int, Joined] = {}
         self._next_number = 0
@@ -80,6 +77,7 @@ class Engines:
         spec = spec_from_json(message["spec"])
         shape = ChannelShape(**message["shape"])
         int(message["lookahead"])
+        read_wishes(message)
         for field in ("directory", "layout"):
             str(message[field])
         num_devices = len(self._config.workers)
@@ -150,7 +148,8 @@ class Engines:
         elif message.get("op") == "doubt":
             self._fleet.doubt(int(message["device"]))
         elif message.get("op") == "report":
-            report = {"op": "report", **placement.report(), **self._fleet.report()}
+            own = placement.report(joined.attachment.number)
+            report = {"op": "report", **own, **self._fleet.report()}
             reply(joined.attachment.connection, report)
 
     def _detach(self, model: HostedModel, joined: Joined) -> None:
@@ -180,18 +179,14 @@ class Engines:
     def _begin(self, model: HostedModel) -> None:
         """All workers know the model: let those of its engines begin that wait for it."""
         waiting = [joined for joined in model.engines.values() if joined.intake is None]
+        is_first = model.consumer is None
         try:
-            if model.placement is None:
-                model.placement = self._platform.add_model(
-                    model.spec, function_bytes=model.function_bytes, board=model.board
-                )
-            is_first = model.consumer is None
-            if model.consumer is None:
-                model.consumer = self._make_controller(model.placement, waiting[0].request)
-                model.loads = LoadSum(model.consumer, model=model.placement, clock=self._clock)
+            if is_first:
+                self._place(model, waiting[0].request)
         except MoelessError as error:
             self._refuse_all(model, str(error))
             return
+        assert model.consumer is not None
         for joined in waiting:
             self._connect(model, joined)
         if is_first:
@@ -208,11 +203,29 @@ class Engines:
                 fds=joined.attachment.engine_fds(),
             )
 
+    def _place(self, model: HostedModel, request: Message) -> None:
+        """Put a model on the platform as the first of its engines wants it."""
+        wishes = read_wishes(request)
+        if model.placement is None:
+            model.placement = self._platform.add_model(
+                model.spec,
+                function_bytes=model.function_bytes,
+                board=model.board,
+                share=wishes.share,
+                keep_alive=wishes.keep_alive,
+            )
+        else:
+            self._platform.invite(
+                model.placement, share=wishes.share, keep_alive=wishes.keep_alive
+            )
+        model.consumer = self._make_controller(model.placement, request)
+        model.loads = LoadSum(model.consumer, model=model.placement)
+
     def _connect(self, model: HostedModel, joined: Joined) -> None:
         attachment = joined.attachment
         assert model.placement is not None
         assert model.loads is not None
-        model.placement.join(attachment.number, attachment.board)
+        self._platform.join(model.placement, attachment.number, attachment.board)
         joined.intake = LoadIntake(attachment.board, model.loads.of(attachment.number))
         for worker in self.models.workers_of(model):
             attachment.connect(worker)

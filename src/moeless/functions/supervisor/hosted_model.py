@@ -13,7 +13,12 @@ from moeless.functions.model_placement import ModelPlacement
 from moeless.functions.supervisor.attachment import Attachment
 from moeless.functions.supervisor.worker_process import WorkerProcess
 
-_SAME_FOR_ALL = {"lookahead": "--distance and --predictor"}
+_SAME_FOR_ALL = {
+    "lookahead": "--distance and --predictor",
+    "policy": "policy options, such as --policy and --memory-factor",
+    "share": "--memory-share",
+    "keep_alive": "--keep-alive and --keep-alive-rule",
+}
 """What the engines of a model must ask for alike, and the options that say it."""
 
 
@@ -76,11 +81,10 @@ class HostedModel:
             raise FunctionError(f"another model is known here as {model_id}")
         for other in self.engines.values():
             for name, options in _SAME_FOR_ALL.items():
-                ours, theirs = request[name], other.request[name]
-                if ours != theirs:
+                if request.get(name) != other.request.get(name):
                     raise FunctionError(
-                        f"engines of {model_id} are attached with {name} {theirs!r}, not "
-                        f"{ours!r}: give this one the same {options}"
+                        f"engines of {model_id} are attached that share its instances: give "
+                        f"this one the same {options}"
                     )
 
     def learned_by(self, worker: WorkerProcess) -> bool:

@@ -55,13 +55,13 @@ class Supervisor:
             clock=clock,
             keep_alive=keep_alive,
             sink=sink,
+            linger_s=config.linger_s,
         )
         self._selector = selectors.DefaultSelector()
         self._engines = Engines(
             config,
             platform=self._platform,
             selector=self._selector,
-            clock=clock,
             make_controller=make_controller,
         )
         self._fleet = Fleet(
