@@ -54,6 +54,8 @@ class PolicyConfig:
         search_beside: Whether searches for better replica sets run beside planning. In the
             control loop itself they delay plans by milliseconds, but what they find no longer
             depends on when a thread ran: decisions can be repeated.
+        wake_ahead: Whether a step that finds its model cold has the layers behind loaded at once, in
+            their order; otherwise each is loaded when a forecast or its own tokens ask for it.
         eplb_interval_s: Seconds between plans of ``eplb``, which looks back as far.
         cost_model: What experts cost in time, for policies that optimise it: a JSON file of
             measurements or a model by name; None takes rough figures of the kind of device.
@@ -69,6 +71,7 @@ class PolicyConfig:
     cv_threshold: float = 0.2
     splitter: str | None = None
     search_beside: bool = True
+    wake_ahead: bool = True
     eplb_interval_s: float = 600.0
     cost_model: str | None = None
 

@@ -121,6 +121,7 @@ def build_controller(
     Raises:
         ConfigError: No planner or predictor has that name, or a number is out of range.
     """
+    model.wakes = config.wake_ahead
     cost = serving_cost(model.spec.expert, torch_devices, config.cost_model)
     controller = Controller(
         ControllerConfig(

@@ -14,11 +14,13 @@ from typing import Protocol
 
 from moeless.core.memory_share import MemoryShare
 from moeless.core.model import FunctionId, ModelSpec
+from moeless.core.plan import LoadArray
 from moeless.functions.activity import Activity
 from moeless.functions.board import ModelBoard
 from moeless.functions.lifecycle import State
 from moeless.functions.pool import DevicePool
 from moeless.functions.shares import Shares
+from moeless.functions.waking import Waking
 
 
 @dataclass(kw_only=True)
@@ -61,6 +63,8 @@ class DemandingModel(Protocol):
     demands: dict[int, Demand]
     """By engine."""
     barred: dict[int, str]
+    wakes: bool
+    seen_LE: LoadArray
 
     def function(self, layer: int, expert: int) -> FunctionId:
         """The id of one of the model's functions."""
@@ -68,6 +72,10 @@ class DemandingModel(Protocol):
 
     def is_busy(self) -> bool:
         """Whether it has requests now."""
+        ...
+
+    def running_layers(self) -> Mapping[int, int]:
+        """The layer whose gate spoke last in each engine, by engine; -1 for none yet."""
         ...
 
 
@@ -93,6 +101,7 @@ class DemandDesk:
         self._shares = shares
         self._pools = pools
         self._returning = returning
+        self._waking = Waking(pools)
         self._places = itertools.count(1)
         self._finished: list[DemandResult] = []
 
@@ -125,9 +134,11 @@ class DemandDesk:
             layer=layer,
             missing={f for f in functions if not model.board.warm_LED[layer, f.expert].any()},
         )
+        self._waking.wake(model, engine=engine, layer=layer, num_experts=len(functions))
 
     def drop(self, model: DemandingModel, engine: int) -> None:
         """An engine is gone: nobody waits for its demand, nor for the end of it."""
+        self._waking.forget(model, engine)
         demand = model.demands.pop(engine, None)
         if demand is not None:
             self._withdraw(model, demand)
@@ -167,6 +178,7 @@ class DemandDesk:
 
         Called after everything that happens: a device that had room may have lost it since.
         """
+        self._waking.drop_passed(model)
         for demand in list(model.demands.values()):
             self._pursue(model, demand)
 

@@ -160,8 +160,6 @@ class ExpertDispatcher:
         self._board.layer[0] = layer
         usable_ED = self._look_at_plan(layer)
         self._announcer.take(layer, count_E, x_TH, step=self._step)
-        if len(x_TH) <= _ANNOUNCE_FIRST_TOKENS:
-            self._announcer.announce()
         if len(x_TH) <= self._piece_rows:
             y_TH = self._run(layer, x_TH, ids_S, weights_TK, count_E, usable_ED)
         else:
@@ -239,6 +237,8 @@ class ExpertDispatcher:
         done_ED: CountArray | None = None
         while work.is_open:
             ticket, ready_E = self._demand_missing(layer, work, usable_ED)
+            if len(x_TH) <= _ANNOUNCE_FIRST_TOKENS:
+                self._announcer.announce()  # not before: what tokens wait for is loaded first
             share_ED = self._split(layer, ready_E, usable_ED)
             segments = work.segments(share_ED)
             self._invoker.begin(layer, x_TH=x_TH, token_S=token_S, segments=segments, y_SH=y_SH)

@@ -111,11 +111,11 @@ class ExpertHost:
                 f"{self._device} cannot hold {spec.model_id}: {_first_line(error)}"
             ) from error
 
-    def expect(self, function: FunctionId) -> None:
-        """A function will be loaded soon: have the system begin to read it."""
+    def fetch(self, function: FunctionId) -> None:
+        """A function will be loaded soon: have its bytes read into the system's memory."""
         store = self._stores.get(function.model)
         if store is not None and function not in self._kernels:
-            store.expect(function.layer, function.expert)
+            store.fetch(function.layer, function.expert)
 
     def rest(self) -> None:
         """No load follows for now: give back what is only needed for loads."""

@@ -3,15 +3,24 @@
 Single-threaded like the platform. It must not know torch, sockets or processes.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moeless.core.memory_share import NO_SHARE, MemoryShare
 from moeless.core.model import FunctionId, ModelSpec
-from moeless.core.plan import CountArray, Plan, PlanDiff, ReplicaArray, diff_plan
+from moeless.core.plan import (
+    CountArray,
+    LoadArray,
+    Plan,
+    PlanDiff,
+    ReplicaArray,
+    diff_plan,
+)
 from moeless.core.ports import Clock, KeepAlive
 from moeless.functions.activity import Activity
 from moeless.functions.billing import ResidencyMeter
@@ -60,6 +69,7 @@ class PlacementPlatform(Protocol):
         device: int,
         *,
         load_tokens: float = 0.0,
+        spare: bool = False,
     ) -> None:
         """Have a planned replica made warm, unless its load failed a moment ago."""
         ...
@@ -117,6 +127,10 @@ class ModelPlacement:
         self.blocking_loads = 0
         self.evictions = 0
         self.failed_loads: Counter[int] = Counter()  # by device
+        self.wakes = True
+        """Whether tokens that find a layer without any warm replica wake those behind it."""
+        self.seen_LE: LoadArray = np.zeros((spec.num_layers, spec.num_experts))
+        """Tokens that experts were planned for, summed over all plans."""
         self.plans = 0
         self.plan_s = SampleWindow()
         self.demands: dict[int, Demand] = {}
@@ -251,6 +265,7 @@ class ModelPlacement:
         self.plan_s.add(decision_s)
         board, layer = self.board, plan.layer
         board.plan_load_LE[layer] = plan.load_E
+        self.seen_LE[layer] += plan.load_E
         spoken_for = self._spoken_for(plan)
         for engine, step in spoken_for:
             self._made_for_step_L[engine][layer] = step
@@ -286,14 +301,35 @@ class ModelPlacement:
         self.releases_L[layer] = plan.release
         for expert, device in diff.retire:
             self._platform.pools[device].unwant(self.function(layer, expert))
-        for expert, device in diff.start:
-            if board.device_up_D[device] and plan.load_E[expert] > 0:
-                load_tokens = float(plan.load_E[expert])
-                self._platform.want(self, layer, expert, device, load_tokens=load_tokens)
+        if diff.start:
+            self._begin_loads(plan, diff, warm_ED.any(axis=1))
         self._platform.release_surplus(self, layer)
         if diff.start:
             self._platform.advance()
         return diff
+
+    def _begin_loads(self, plan: Plan, diff: PlanDiff, present_E: NDArray[np.bool_]) -> None:
+        """Have what a plan is missing loaded, one copy of each expert before any second one."""
+        pools, given = self._platform.pools, Counter[int]()
+        for expert, places in itertools.groupby(diff.start, key=lambda place: place[0]):
+            devices = [device for _, device in places if self.board.device_up_D[device]]
+            load_tokens = float(plan.load_E[expert])
+            if load_tokens <= 0 or not devices:
+                continue
+            function = self.function(plan.layer, expert)
+            first = next((p.device for p in pools if p.wants(function, first=True)), None)
+            if first is None and not present_E[expert]:
+                first = min(devices, key=lambda device: (given[device], device))
+                given[first] += 1
+            for device in devices:
+                self._platform.want(
+                    self,
+                    plan.layer,
+                    expert,
+                    device,
+                    load_tokens=load_tokens,
+                    spare=device != first,
+                )
 
     def surplus(self, layer: int) -> list[tuple[int, int]]:
         """Warm replicas that need not wait for their keep-alive to end, as (expert, device).

@@ -207,13 +207,13 @@ class Platform:
         device: int,
         *,
         load_tokens: float = 0.0,
+        spare: bool = False,
     ) -> None:
         """Have a planned replica made warm, unless its load failed a moment ago."""
-        function = model.function(layer, expert)
+        function, size = model.function(layer, expert), model.function_bytes
         if not self._retries.must_wait(function, device, now_s=self.clock.now_s()):
-            self.pools[device].want(
-                function, num_bytes=model.function_bytes, load_tokens=load_tokens
-            )
+            pool = self.pools[device]
+            pool.want(function, num_bytes=size, load_tokens=load_tokens, spare=spare)
 
     def device_down(self, device: int, *, returns: bool = False) -> None:
         """A device's host is gone with all its instances; waiting tokens are served elsewhere.

@@ -69,11 +69,15 @@ class Evict:
     reason: str
 
 
+_Urgency = tuple[int, bool, int, float, FunctionId]
+
+
 @dataclass(kw_only=True)
 class _Wanted:
     num_bytes: int
     load_tokens: float
     blocking: bool
+    spare: bool
 
 
 class DevicePool:
@@ -137,6 +141,7 @@ class DevicePool:
         num_bytes: int,
         load_tokens: float = 0.0,
         blocking: bool = False,
+        spare: bool = False,
     ) -> None:
         """Ask that a function become warm.
 
@@ -146,6 +151,7 @@ class DevicePool:
             load_tokens: Tokens expected; among functions needed at the same time the most loaded
                 goes first.
             blocking: A token waits: loaded before everything else.
+            spare: Another copy is warm or will be: loaded after all that has none.
 
         Raises:
             BudgetError: The function alone is larger than the budget.
@@ -162,13 +168,19 @@ class DevicePool:
         known = self._wanted.get(function)
         blocking = blocking or (known is not None and known.blocking)
         self._wanted[function] = _Wanted(
-            num_bytes=num_bytes, load_tokens=load_tokens, blocking=blocking
+            num_bytes=num_bytes, load_tokens=load_tokens, blocking=blocking, spare=spare
         )
         self._queue = None
 
-    def wants(self, function: FunctionId) -> bool:
-        """Whether the function is to be loaded and its load has not begun."""
-        return function in self._wanted
+    def wants(self, function: FunctionId, *, first: bool = False) -> bool:
+        """Whether the function is to be loaded and its load has not begun.
+
+        Args:
+            function: Which function.
+            first: Only as the first copy, not as a spare one.
+        """
+        wanted = self._wanted.get(function)
+        return wanted is not None and not (first and wanted.spare)
 
     def unwant(self, function: FunctionId, *, blocking: bool = False) -> None:
         """Withdraw a wish that has not been acted on.
@@ -242,12 +254,13 @@ class DevicePool:
         moment = self._order.moment()
         if self._queue is None or moment != self._queue_moment:
 
-            def urgency(item: tuple[FunctionId, _Wanted]) -> tuple[int, int, float, FunctionId]:
+            def urgency(item: tuple[FunctionId, _Wanted]) -> _Urgency:
                 function, wanted = item
                 # Whose tokens wait comes before all else, the longest wait first.
                 order = self._order
                 place = order.waits_since(function) if wanted.blocking else sys.maxsize
-                return (place, order.needed_in(function), -wanted.load_tokens, function)
+                needed_in = order.needed_in(function)
+                return (place, wanted.spare, needed_in, -wanted.load_tokens, function)
 
             self._queue = sorted(self._wanted.items(), key=urgency)
             self._queue_moment = moment

@@ -7,6 +7,7 @@ import torch
 from store_checkpoints import open_store, save
 
 from families import FAMILIES, make_tiny
+from moeless.functions.store import shard
 from moeless.functions.store.expert_weights import ExpertWeights
 from moeless.functions.store.read_memory import ReadMemory
 
@@ -53,28 +54,48 @@ def test_matrices_of_one_storage_that_are_apart_are_joined_by_a_copy():
 
 
 @pytest.mark.parametrize(("family", "original"), CASES)
-def test_what_is_expected_is_what_is_read(family, original, tmp_path, monkeypatch):
+def test_what_is_fetched_is_what_is_read(family, original, tmp_path, monkeypatch):
     store = open_store(save(FAMILIES[family](), tmp_path, original=original))
-    expected, read, real = [], [], os.preadv
-    monkeypatch.setattr(os, "posix_fadvise", lambda _fd, *range_: expected.append(range_[:2]))
+    fetched, read, real = [], [], os.preadv
 
-    def note(fd, buffers, offset):
-        read.append((offset, len(buffers[0])))
-        return real(fd, buffers, offset)
+    def note(kept):
+        def preadv(fd, buffers, offset, *flags):
+            if len(buffers[0]) > 1:  # else it only asks whether the page is there
+                kept.append((offset, offset + len(buffers[0])))
+            return real(fd, buffers, offset)
 
-    monkeypatch.setattr(os, "preadv", note)
+        return preadv
+
+    monkeypatch.setattr(shard, "_is_cached", lambda *_: False)
     for expert in (0, 3):
-        store.expect(0, expert)
+        monkeypatch.setattr(os, "preadv", note(fetched))
+        store.fetch(0, expert)
+        monkeypatch.setattr(os, "preadv", note(read))
         store.load(0, expert)
-    covered = [(begin, begin + count) for begin, count in expected]
-    assert sum(n for _, n in expected) == sum(n for _, n in read)
-    assert all(any(a <= o and o + n <= b for a, b in covered) for o, n in read)
+    assert sum(b - a for a, b in fetched) == sum(b - a for a, b in read)
+    assert all(any(a <= c and d <= b for a, b in fetched) for c, d in read)
 
 
-def test_an_expert_of_a_file_that_is_gone_may_be_expected(tmp_path):
+def test_an_expert_is_fetched_in_one_piece_where_it_lies_in_one(tmp_path, monkeypatch):
+    store = open_store(save(make_tiny("mixtral"), tmp_path, original=True))
+    ranges = []
+    monkeypatch.setattr(shard.Shard, "fetch", lambda _self, *range_: ranges.append(range_[:2]))
+    store.fetch(1, 2)
+    ((begin, end),) = ranges
+    assert end - begin == store.bytes_of_function
+
+
+def test_what_is_in_memory_is_not_read_again(tmp_path, monkeypatch):
+    store = open_store(save(make_tiny("mixtral"), tmp_path, original=True))
+    monkeypatch.setattr(shard, "_is_cached", lambda *_: True)
+    monkeypatch.setattr(os, "preadv", None)
+    store.fetch(1, 2)
+
+
+def test_an_expert_of_a_file_that_is_gone_may_be_fetched(tmp_path):
     store = open_store(save(make_tiny("mixtral"), tmp_path, original=True))
     (tmp_path / "model.safetensors").unlink()
-    store.expect(0, 0)
+    store.fetch(0, 0)
 
 
 def test_without_memory_for_a_block_what_is_taken_is_fresh(monkeypatch):

@@ -6,12 +6,13 @@ or layouts.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from moeless.errors import CheckpointError
 from moeless.functions.store.shard import Shard, TensorEntry
 
+_FETCH_BYTES = 1 << 20
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
@@ -80,9 +81,23 @@ class CheckpointIndex:
         """Fill a buffer with bytes of a tensor; see ``Shard.read_into``."""
         self._shard(key).read_into(key, begin, buffer)
 
-    def expect(self, key: str, begin: int, num_bytes: int) -> None:
-        """Have the system begin to read bytes of a tensor; see ``Shard.expect``."""
-        self._shard(key).expect(key, begin, num_bytes)
+    def fetch(self, parts: Iterable[tuple[str, int, int]]) -> None:
+        """Have the system hold parts of tensors in memory, each file from its front to its back.
+
+        Args:
+            parts: Tensor, first byte counted from the tensor's start, number of bytes.
+
+        Raises:
+            CheckpointError: A tensor or its shard is missing or damaged.
+        """
+        ranges: dict[Shard, list[tuple[int, int]]] = {}
+        for key, begin, num_bytes in parts:
+            first = self.entry(key).begin + begin
+            ranges.setdefault(self._shard(key), []).append((first, first + num_bytes))
+        scratch = memoryview(bytearray(_FETCH_BYTES))
+        for shard, found in ranges.items():
+            for begin, end in _joined(found):
+                shard.fetch(begin, end, scratch)
 
     def close(self) -> None:
         """Give all file descriptors back; the next use opens files again."""
@@ -96,6 +111,19 @@ class CheckpointIndex:
                 f"key {key} is missing from {self.directory}; download the checkpoint again"
             )
         return shard
+
+
+def _joined(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Ranges in order, those that touch made one."""
+    begin = end = -1
+    for first, last in sorted(ranges):
+        if first > end:
+            if end > begin:
+                yield begin, end
+            begin = first
+        end = max(end, last)
+    if end > begin:
+        yield begin, end
 
 
 def _read_weight_map(path: Path) -> dict[str, str]:

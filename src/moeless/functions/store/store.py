@@ -66,19 +66,19 @@ class ExpertStore:
                     for key in fill_keys(source, layer_id, expert):
                         check_part(self._index, source, key, part, self._spec.num_experts)
 
-    def expect(self, layer: int, expert: int) -> None:
-        """Have the system begin to read one expert, which will be loaded soon.
+    def fetch(self, layer: int, expert: int) -> None:
+        """Have the system hold one expert's bytes in memory, so that loading it soon is quick.
 
-        Never fails and never waits for the disk: what is wrong with the files shows on loading.
+        Never fails: what is wrong with the files shows on loading.
         """
-        index, layer_id = self._index, self._spec.layer_ids[layer]
+        layer_id = self._spec.layer_ids[layer]
         with contextlib.suppress(CheckpointError):
-            for source, part in self._parts():
-                for key in fill_keys(source, layer_id, expert):
-                    for stored, begin, num_bytes in stored_ranges(
-                        index, source, key, part, expert
-                    ):
-                        index.expect(stored, begin, num_bytes)
+            self._index.fetch(
+                part_bytes
+                for source, part in self._parts()
+                for key in fill_keys(source, layer_id, expert)
+                for part_bytes in stored_ranges(self._index, source, key, part, expert)
+            )
 
     def load(self, layer: int, expert: int, *, memory: ReadMemory | None = None) -> ExpertWeights:
         """Read one expert.

@@ -1,8 +1,8 @@
 """The two loops of a worker: invocations of engines, and orders of the supervisor.
 
 Orders (load, evict, attach) are carried out in order by a thread of their own, so that a load does
-not hold up invocations of instances that are warm. Another thread receives them: the disk is told
-of a load while the one before it is still being laid out.
+not hold up invocations of instances that are warm. Another thread receives them, and a third one
+has the disk deliver what is to be loaded next while the load before it is still being laid out.
 """
 
 import contextlib
@@ -64,10 +64,12 @@ class Worker:
         self._to_close: list[int] = []
         self._has_served = False
         self._orders: queue.SimpleQueue[tuple[Message, list[int]]] = queue.SimpleQueue()
+        self._coming: queue.SimpleQueue[FunctionId] = queue.SimpleQueue()
 
     def run(self) -> None:
         """Serve until the supervisor closes the connection."""
         threading.Thread(target=self._receive_orders, name="receiver", daemon=True).start()
+        threading.Thread(target=self._fetch, name="fetcher", daemon=True).start()
         threading.Thread(target=self._follow_orders, name="orders", daemon=True).start()
         with contextlib.suppress(OSError):  # the other thread notices that nobody is there
             send(self._connection, {"op": "ready", "pid": os.getpid()})
@@ -146,10 +148,18 @@ class Worker:
                 self._orders.put(received)
                 message, _ = received
                 if message["op"] == "load":
-                    self._host.expect(FunctionId(*message["function"]))
+                    self._coming.put(FunctionId(*message["function"]))
             except Exception:  # noqa: BLE001 - as below
                 _log.exception("an order could not be received")
                 os._exit(1)
+
+    def _fetch(self) -> None:
+        while True:
+            function = self._coming.get()
+            if not self._coming.empty():
+                continue  # behind: what came first is being loaded by now
+            with contextlib.suppress(MoelessError):
+                self._host.fetch(function)
 
     def _follow_orders(self) -> None:
         orders = {
