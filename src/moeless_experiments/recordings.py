@@ -126,7 +126,7 @@ def _record(context: Context, model: str, prompts: str, directory: Path) -> None
         RecordConfig(
             prompts=prompts,
             gate_inputs=directory,
-            layer_inputs=model == "demo16",  # for the one baseline that reads them
+            layer_inputs=model == "demo16",  # twice the size, for the one baseline that reads them
             max_recorded_tokens=tokens,
             max_tokens=_MAX_NEW_TOKENS,
             seed=0,
