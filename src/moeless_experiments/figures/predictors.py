@@ -25,6 +25,7 @@ from moeless_experiments.studies.predictor_kinds import (
     GATE,
     MEAN,
     MLP,
+    ONLINE,
     RIDGE,
     RIDGE_80,
     RIDGE_95,
@@ -111,10 +112,10 @@ def _pairs(context: Context, prompts: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def _asked(bench: PredictorBench, first: str) -> list[str]:
-    """What descends is slow, and is fitted to one source only."""
+    """What descends or is fitted anew each time is slow, and is fitted to one source only."""
     if bench.trained_on == first:
         return list(bench.names())
-    slow = (MLP, FINETUNE, FINETUNE_80, FINETUNE_95)
+    slow = (MLP, FINETUNE, FINETUNE_80, FINETUNE_95, ONLINE)
     return [name for name in bench.names() if name not in slow]
 
 

@@ -7,11 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from moeless import __version__
 from moeless.errors import MoelessError
 from moeless.learned.gradient import DescentOptions
 from moeless.learned.load_predictor import LoadPredictor
 from moeless.learned.mean_load import average_load
+from moeless.learned.online_ridge import OnlineRidge
 from moeless.learned.predictor_file import load_predictor, recording_digest, save_predictor
 from moeless.learned.shards import GateShards
 from moeless.learned.token_rows import TokenRows
@@ -31,7 +34,7 @@ GATE, RIDGE, FINETUNE, MLP, LINEAR = (
     "mlp",
     "linear from layer input",
 )
-TABLE, MEAN = "transition table", "mean load"
+TABLE, MEAN, ONLINE = "transition table", "mean load", "online ridge"
 COPIED: Final = "copied gates"
 """As ``GATE``, but written to a directory as if it had been trained."""
 RIDGE_80, RIDGE_95 = "ridge h=0.8", "ridge h=0.95"
@@ -47,6 +50,7 @@ LOOKING_AHEAD: Final = (
     FINETUNE_95,
     MLP,
     LINEAR,
+    ONLINE,
     TABLE,
     MEAN,
 )
@@ -140,11 +144,26 @@ def _make(context: Context, model: str, prompts: str, distance: int, name: str) 
     rows = TokenRows(shards, fit).sample(tokens_of(context), seed=context.seed)
     if name == TABLE:
         return Made(predictor=count_transitions(shards.gates, rows, distance))
+    if name == ONLINE:
+        return _fit_online(shards, rows, distance)
     assert name == MEAN, name
     return Made(
         predictor=average_load(
             rows, layers=known.num_layers, experts=known.num_experts, distance=distance
         )
+    )
+
+
+def _fit_online(shards: GateShards, rows: TokenRows, distance: int) -> Made:
+    """As live learning does: a part at a time, in the order of arrival, old ones counting less."""
+    ridge, layers = OnlineRidge(shards.gates, distance), range(shards.manifest.num_layers)
+    fitted = ridge.fit()
+    for chunk in rows:
+        ridge.add(torch.stack([chunk.states(layer) for layer in layers], dim=1))
+        # Each fit is held against the part that comes next, which tells how sure it may be.
+        fitted = ridge.fit()
+    return Made(
+        predictor=fitted, layers_trained=len(fitted.models), fit_tokens=round(ridge.tokens)
     )
 
 
