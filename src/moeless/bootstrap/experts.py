@@ -15,13 +15,14 @@ from moeless.bootstrap.control import (
     check_policy_config,
     serving_cost,
 )
+from moeless.bootstrap.device_budgets import device_budgets
 from moeless.bootstrap.look_ahead import (
     ServingLookAhead,
     build_look_ahead,
     check_predictor,
 )
 from moeless.bootstrap.supervisor_process import SupervisorProcess
-from moeless.bootstrap.worker_fleet import check_devices, device_budgets, worker_configs
+from moeless.bootstrap.worker_fleet import check_devices, worker_configs
 from moeless.config import ExpertsConfig
 from moeless.core.clock import SystemClock
 from moeless.core.model import ModelSpec

@@ -113,10 +113,7 @@ def run(owner: socket.socket) -> None:
     Raises:
         FunctionError: The configuration did not arrive.
     """
-    with contextlib.suppress(OSError):
-        # It thinks for microseconds while others compute for milliseconds; where the system
-        # allows it, it need not queue behind them. Workers are started with the usual priority.
-        os.setpriority(os.PRIO_PROCESS, 0, -5)
+    take_precedence()
     received = receive(owner)
     if received is None or received[0].get("op") != "configure":
         raise FunctionError("the supervisor got no configuration")
@@ -126,35 +123,70 @@ def run(owner: socket.socket) -> None:
         WorkerConfig(**{**w, "cores": tuple(w["cores"])}) for w in fields.pop("workers")
     )
     config = SupervisorConfig(**fields, workers=workers)
-    policy = PolicyConfig(**message["policy"])
-    clock = SystemClock()
     events = message["events"]
-    sink = build_sink(None if events is None else Path(events), clock)
+    directory = PoolDirectory(Path(config.socket_path).parent)
+    try:
+        build_supervisor(
+            config,
+            owner=owner,
+            policy=PolicyConfig(**message["policy"]),
+            events=None if events is None else Path(events),
+        ).run()
+    finally:
+        directory.remove()  # the owner does, too; this is for an owner that was killed
+
+
+def build_supervisor(
+    config: SupervisorConfig,
+    *,
+    owner: socket.socket | None,
+    policy: PolicyConfig,
+    events: Path | None,
+) -> Supervisor:
+    """A supervisor that has everything but a process.
+
+    Args:
+        config: Workers, budgets and times.
+        owner: See ``Supervisor``.
+        policy: How loads become replicas, for engines that do not say.
+        events: File to append events to, or None.
+
+    Raises:
+        ConfigError: No keep-alive rule has that name, or the file cannot be written.
+    """
+    clock = SystemClock()
+    sink = build_sink(events, clock)
 
     def make_controller(model: ModelPlacement, request: Message) -> LoadConsumer:
         wanted = request.get("policy")
         return build_controller(
             policy if wanted is None else PolicyConfig(**wanted),
             model,
-            torch_devices=[worker.torch_device for worker in workers],
+            torch_devices=[worker.torch_device for worker in config.workers],
             lookahead=int(request["lookahead"]),
             clock=clock,
             sink=sink,
             record=config.record,
         )
 
-    try:
-        Supervisor(
-            config,
-            owner=owner,
-            clock=clock,
-            keep_alive=KEEP_ALIVES.create(config.keep_alive_rule, seconds=config.keep_alive_s),
-            sink=sink,
-            make_controller=make_controller,
-        ).run()
-    finally:
-        # The owner removes it, too; this is for an owner that was killed.
-        PoolDirectory(Path(config.socket_path).parent).remove()
+    return Supervisor(
+        config,
+        owner=owner,
+        clock=clock,
+        keep_alive=KEEP_ALIVES.create(config.keep_alive_rule, seconds=config.keep_alive_s),
+        sink=sink,
+        make_controller=make_controller,
+    )
+
+
+def take_precedence() -> None:
+    """Have this process run before those that compute, where the system allows it.
+
+    It thinks for microseconds while others compute for milliseconds, and need not queue behind
+    them. Workers are started with the usual priority.
+    """
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, -5)
 
 
 def main() -> None:

@@ -1,15 +1,12 @@
-"""What an operator's options mean for workers: how many, with which budget, on which cores."""
+"""What an operator's options mean for workers: where they compute, and on which cores.
+
+Without torch, unless GPUs are named.
+"""
 
 import os
 
-import numpy as np
-import torch
-
-from moeless.bootstrap.policies import PolicyOptions
 from moeless.config import ExpertsConfig
-from moeless.core.model import ModelSpec
-from moeless.errors import BudgetError, ConfigError
-from moeless.functions.host import function_bytes
+from moeless.errors import ConfigError
 from moeless.functions.supervisor.attachment import MAX_DEVICES
 from moeless.functions.supervisor.config import WorkerConfig
 
@@ -24,6 +21,10 @@ def check_devices(config: ExpertsConfig) -> None:
         raise ConfigError(
             f"--devices names {len(config.devices)} devices; use at most {MAX_DEVICES}"
         )
+    if all(device.kind == "cpu" for device in config.devices):
+        return
+    import torch
+
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for device in config.devices:
         if device.kind == "cuda" and device.ordinal >= count:
@@ -31,33 +32,6 @@ def check_devices(config: ExpertsConfig) -> None:
                 f"device {device.label} is not there: torch sees {count} CUDA devices; "
                 f"use --devices cpu:N or another GPU"
             )
-
-
-def device_budgets(spec: ModelSpec, config: ExpertsConfig) -> list[int]:
-    """Bytes that experts may take on each device [D].
-
-    Without an explicit budget each device gets its share of ``memory_factor`` copies of all
-    experts.
-
-    Raises:
-        BudgetError: The devices cannot hold one layer's experts at once.
-    """
-    num_devices = len(config.devices)
-    sizes = [function_bytes(spec.expert, d.torch_name) for d in config.devices]
-    if config.device_memory_bytes is None:
-        factor = PolicyOptions(memory_factor=config.policy.memory_factor).fixed_memory_factor
-        copies = min(factor, num_devices) * spec.num_experts
-        slots = -(-int(np.ceil(copies)) // num_devices)
-        return [slots * spec.num_layers * size for size in sizes]
-    slots = sum(config.device_memory_bytes // size for size in sizes)
-    if slots < spec.num_experts:
-        least = -(-spec.num_experts // num_devices) * max(sizes)
-        raise BudgetError(
-            f"--device-memory {config.device_memory_bytes:,} bytes is too small: {num_devices} "
-            f"devices hold {slots} experts of {max(sizes):,} bytes, but each layer of "
-            f"{spec.model_id} has {spec.num_experts}; give at least {least:,} bytes"
-        )
-    return [config.device_memory_bytes] * num_devices
 
 
 def worker_configs(config: ExpertsConfig, budgets: list[int]) -> tuple[WorkerConfig, ...]:

@@ -14,6 +14,7 @@ ENTRY_POINT_GROUP = "moeless.commands"
 
 _COMMANDS = {
     "serve": "moeless.cli.serve:serve",
+    "pool": "moeless.cli.pool:pool",
     "usage": "moeless.cli.usage:usage",
     "generate": "moeless.cli.generate:generate",
     "inspect": "moeless.cli.inspect_model:inspect",

@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from moeless.config import EngineConfig, ExpertsConfig, PolicyConfig, parse_memory_factor
 from moeless.core.cluster import parse_bytes, parse_devices
+from moeless.core.memory_share import NO_SHARE, parse_share
+from moeless.errors import ConfigError
 
 _Command = Callable[..., Any]
 
@@ -20,6 +23,19 @@ def experts_options(command: _Command) -> _Command:
             default="cpu:2",
             show_default=True,
             help="The device pool: cpu:N for N workers, cuda:0,1 for GPUs.",
+        ),
+        click.option(
+            "--pool",
+            type=click.Path(path_type=Path),
+            metavar="DIR",
+            help="Attach to the pool that moeless pool serve runs in DIR, instead of starting "
+            "workers; devices and their memory are that pool's.",
+        ),
+        click.option(
+            "--memory-share",
+            metavar="SHARE",
+            help="With --pool: memory of each device that the model is guaranteed while it has "
+            "requests, such as 25%, 0.25 or 2GB; default: none.",
         ),
         click.option(
             "--policy",
@@ -175,9 +191,19 @@ def experts_config(options: dict[str, Any]) -> ExpertsConfig:
     Raises:
         ConfigError: A value is not usable.
     """
-    memory = options.pop("device_memory")
+    memory, pool, share = (options.pop(n) for n in ("device_memory", "pool", "memory_share"))
+    devices = parse_devices(options.pop("devices"))
+    if pool is not None:
+        _check_left_to_pool(pool)
+    elif share is not None:
+        raise ConfigError(
+            "--memory-share is a share of a pool's memory: name the pool with --pool DIR, or "
+            "leave it out"
+        )
     return ExpertsConfig(
-        devices=parse_devices(options.pop("devices")),
+        devices=devices if pool is None else (),
+        pool=pool,
+        share=NO_SHARE if share is None else parse_share(share),
         invoker=options.pop("invoker"),
         policy=PolicyConfig(
             policy=options.pop("policy"),
@@ -196,6 +222,34 @@ def experts_config(options: dict[str, Any]) -> ExpertsConfig:
         spare_workers=options.pop("spare_workers"),
         events=options.pop("events"),
     )
+
+
+_LEFT_TO_POOL = (
+    "devices",
+    "device_memory",
+    "invoker",
+    "worker_threads",
+    "spin_us",
+    "worker_timeout",
+    "events",
+)
+"""Options of the workers, which are a pool's own."""
+
+
+def _check_left_to_pool(pool: Path) -> None:
+    """Refuse options that an engine cannot choose for a pool.
+
+    Raises:
+        ConfigError: One was given.
+    """
+    context = click.get_current_context()
+    for name in _LEFT_TO_POOL:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = "--" + name.replace("_", "-")
+            raise ConfigError(
+                f"{option} is for workers of the engine's own; those of the pool in {pool} have "
+                f"theirs: leave {option} out, or start another pool with it"
+            )
 
 
 def engine_config(model: str, options: dict[str, Any]) -> EngineConfig:

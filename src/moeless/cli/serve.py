@@ -29,6 +29,7 @@ def serve(model: str, host: str, port: int, **options: Any) -> None:
       moeless serve demo
       moeless serve ./Mixtral-8x7B-Instruct --devices cuda:0,1 --policy paper
       moeless serve demo --devices cpu:2 --device-memory 200MB --keep-alive 30
+      moeless serve ./OLMoE-1B-7B --pool /tmp/moe --memory-share 25%
       moeless serve demo --host 0.0.0.0 --api-key-file keys.txt --key-concurrent 8
     """
     experts = experts_config(options)

@@ -147,7 +147,7 @@ def test_what_an_engine_used_stays_on_the_bill_when_it_is_gone(first, join, toke
 
 def test_an_engine_that_looks_ahead_differently_is_refused(first, pool):
     loaded, shape = first.loaded, first.runtime.invoker.shape
-    with pytest.raises(FunctionError, match="give this one the same --distance"):
+    with pytest.raises(FunctionError, match="give this one the same options of the policy"):
         SupervisorClient(
             str(pool / "supervisor.sock"),
             spec=loaded.spec,

@@ -32,7 +32,9 @@ class SupervisorConfig:
         keep_alive_s: How long an idle instance stays warm unless the rule knows better.
         keep_alive_rule: A keep-alive rule by name.
         linger_s: How long to stay after the owner has vanished without a word, so that a new
-            engine can attach to warm workers.
+            engine can attach to warm workers; and how long idle instances of a model stay whose
+            engines have left.
+        stays: Whether to stay without an owner until told to stop, whoever comes and goes.
         restart_backoff_s: Wait before the first restart of a worker; doubles up to 30 s.
         start_timeout_s: How long a worker may take to report ready.
         silence_s: How long a worker may show no sign of life before it is replaced; a tenth of
@@ -49,6 +51,7 @@ class SupervisorConfig:
     keep_alive_s: float = 300.0
     keep_alive_rule: str = "fixed"
     linger_s: float = 10.0
+    stays: bool = False
     restart_backoff_s: float = 0.2
     start_timeout_s: float = 120.0
     silence_s: float = 10.0

@@ -14,8 +14,8 @@ from moeless.functions.supervisor.attachment import Attachment
 from moeless.functions.supervisor.worker_process import WorkerProcess
 
 _SAME_FOR_ALL = {
+    "policy": "options of the policy: --policy, --predictor, --memory-factor and the like",
     "lookahead": "--distance and --predictor",
-    "policy": "policy options, such as --policy and --memory-factor",
     "share": "--memory-share",
     "keep_alive": "--keep-alive and --keep-alive-rule",
 }

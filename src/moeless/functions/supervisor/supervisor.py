@@ -10,6 +10,7 @@ import selectors
 import signal
 import socket
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from moeless.core.events import SupervisorWoken
@@ -29,7 +30,8 @@ class Supervisor:
 
     Args:
         config: Workers, budgets and times.
-        owner: Connection to the process that started us.
+        owner: Connection to the process that started us; None where nobody but signals may end
+            us.
         clock: The time.
         keep_alive: How long idle instances stay.
         sink: Receives events.
@@ -40,14 +42,14 @@ class Supervisor:
         self,
         config: SupervisorConfig,
         *,
-        owner: socket.socket,
+        owner: socket.socket | None,
         clock: Clock,
         keep_alive: KeepAlive,
         sink: EventSink,
         make_controller: MakeController,
     ) -> None:
         self._config = config
-        self._owner: socket.socket | None = owner
+        self._owner = owner
         self._clock = clock
         self._sink = sink
         self._platform = Platform(
@@ -76,12 +78,17 @@ class Supervisor:
         self._leave_at_s: float | None = None
         self._running = True
 
-    def run(self) -> None:
-        """Serve until told to stop, or until nobody has needed us for a while."""
+    def run(self, *, on_listening: Callable[[], None] = lambda: None) -> None:
+        """Serve until told to stop, or until nobody has needed us for a while.
+
+        Args:
+            on_listening: Called once engines can attach.
+        """
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner decides
+        owned = self._owner is not None
+        signal.signal(signal.SIGINT, signal.SIG_IGN if owned else lambda *_: self._stop())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         listener = self._listen()
         try:
@@ -90,6 +97,7 @@ class Supervisor:
             if self._owner is not None:
                 self._selector.register(self._owner, selectors.EVENT_READ, self._hear_owner)
             self._fleet.start()
+            on_listening()
             next_tick_s = self._clock.now_s() + _TICK_S
             while self._running:
                 for key, _ in self._selector.select(max(0.0, next_tick_s - self._clock.now_s())):
@@ -145,7 +153,7 @@ class Supervisor:
         self._engines.models.tick()
         if len(self._engines):
             self._leave_at_s = None
-        elif self._owner is None:
+        elif self._owner is None and not self._config.stays:
             if self._leave_at_s is None:
                 self._leave_at_s = now_s + self._config.linger_s
             elif now_s >= self._leave_at_s:

@@ -1,0 +1,116 @@
+"""``moeless pool``: workers that several engines and models share."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from moeless.config import ExpertsConfig
+from moeless.core.cluster import parse_bytes, parse_devices
+from moeless.telemetry.log_format import configure_logging
+
+
+@click.group()
+def pool() -> None:
+    """Run a pool of devices that several engines and models share.
+
+    \b
+    Examples:
+      moeless pool serve --pool /tmp/moe --devices cuda:0,1 --device-memory 60GB
+      moeless serve ./Mixtral-8x7B-Instruct --pool /tmp/moe --memory-share 50%
+      moeless serve ./OLMoE-1B-7B --pool /tmp/moe --port 8001
+    """
+
+
+@pool.command(name="serve")
+@click.option(
+    "--pool",
+    "directory",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="DIR",
+    help="Directory for the pool's sockets; made with mode 0700 if it is not there.",
+)
+@click.option(
+    "--devices",
+    default="cpu:2",
+    show_default=True,
+    help="The device pool: cpu:N for N workers, cuda:0,1 for GPUs.",
+)
+@click.option(
+    "--device-memory",
+    required=True,
+    metavar="SIZE",
+    help="Memory for experts on each device, of all models together, such as 512MB.",
+)
+@click.option(
+    "--worker-threads",
+    type=click.IntRange(min=1),
+    help="Compute threads of each worker; default: the cores divided by the workers.",
+)
+@click.option(
+    "--spin-us",
+    type=click.IntRange(min=0, max=1_000_000),
+    help="Microseconds to look for messages before sleeping; default: by core count.",
+)
+@click.option(
+    "--worker-timeout",
+    type=click.FloatRange(min=1),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Replace a worker that shows no sign of life for so long.",
+)
+@click.option(
+    "--linger",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the experts of a model stay on devices when its last engine has left.",
+)
+@click.option(
+    "--events",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Append what happens to the experts to FILE, one JSON object a line: plans, loads, "
+    "evictions, lost workers.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="How lines on stderr look; json is one object a line.",
+)
+def serve(directory: Path, **options: Any) -> None:
+    """Serve a pool until SIGTERM or Ctrl-C.
+
+    Engines attach with moeless serve MODEL --pool DIR, as many as you like. Engines of the same
+    model share its experts. Models share the devices' memory: each is guaranteed what its
+    --memory-share says, and what is left goes to those that have requests. An engine that ends or
+    is killed disturbs no other. Only the user who runs the pool can reach it.
+
+    \b
+    Examples:
+      moeless pool serve --pool /tmp/moe --devices cpu:2 --device-memory 1GB
+      moeless pool serve --pool /run/user/1000/moe --devices cuda:0,1,2,3 --device-memory 60GB
+    """
+    configure_logging(options["log_format"])
+    config = ExpertsConfig(
+        devices=parse_devices(options["devices"]),
+        device_memory_bytes=parse_bytes(options["device_memory"], option="--device-memory"),
+        worker_threads=options["worker_threads"],
+        spin_us=options["spin_us"],
+        worker_silence_s=options["worker_timeout"],
+        linger_s=options["linger"],
+        events=options["events"],
+    )
+    from moeless.bootstrap.pool import serve_pool
+
+    def announce() -> None:
+        count = len(config.devices)
+        devices = f"{count} devices" if count > 1 else "one device"
+        click.echo(f"moeless: a pool of {devices} is served in {directory} (Ctrl-C stops)")
+
+    serve_pool(config, directory, on_ready=announce)
