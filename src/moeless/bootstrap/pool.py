@@ -44,6 +44,7 @@ def serve_pool(config: ExpertsConfig, path: Path, *, on_ready: Callable[[], None
                 workers=worker_configs(config, budgets),
                 linger_s=config.linger_s,
                 silence_s=config.worker_silence_s,
+                spare_workers=config.spare_workers,
                 stays=True,
             ),
             owner=None,

@@ -108,6 +108,13 @@ def experts_options(command: _Command) -> _Command:
             show_default=True,
             help="process: one worker process per device; inline: in the engine's process.",
         ),
+    ]
+    return _apply(options, worker_options(command))
+
+
+def worker_options(command: _Command) -> _Command:
+    """Options that say how workers run."""
+    options = [
         click.option(
             "--worker-threads",
             type=click.IntRange(min=1),
@@ -216,12 +223,19 @@ def experts_config(options: dict[str, Any]) -> ExpertsConfig:
         device_memory_bytes=parse_bytes(memory, option="--device-memory") if memory else None,
         keep_alive_s=options.pop("keep_alive"),
         keep_alive_rule=options.pop("keep_alive_rule"),
-        worker_threads=options.pop("worker_threads"),
-        spin_us=options.pop("spin_us"),
-        worker_silence_s=options.pop("worker_timeout"),
-        spare_workers=options.pop("spare_workers"),
-        events=options.pop("events"),
+        **worker_fields(options),
     )
+
+
+def worker_fields(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the workers' options out of a command's options, as fields of ``ExpertsConfig``."""
+    return {
+        "worker_threads": options.pop("worker_threads"),
+        "spin_us": options.pop("spin_us"),
+        "worker_silence_s": options.pop("worker_timeout"),
+        "spare_workers": options.pop("spare_workers"),
+        "events": options.pop("events"),
+    }
 
 
 _LEFT_TO_POOL = (
@@ -231,6 +245,7 @@ _LEFT_TO_POOL = (
     "worker_threads",
     "spin_us",
     "worker_timeout",
+    "spare_workers",
     "events",
 )
 """Options of the workers, which are a pool's own."""

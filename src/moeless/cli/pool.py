@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from moeless.cli.options import worker_fields, worker_options
 from moeless.config import ExpertsConfig
 from moeless.core.cluster import parse_bytes, parse_devices
 from moeless.telemetry.log_format import configure_logging
@@ -44,24 +45,6 @@ def pool() -> None:
     help="Memory for experts on each device, of all models together, such as 512MB.",
 )
 @click.option(
-    "--worker-threads",
-    type=click.IntRange(min=1),
-    help="Compute threads of each worker; default: the cores divided by the workers.",
-)
-@click.option(
-    "--spin-us",
-    type=click.IntRange(min=0, max=1_000_000),
-    help="Microseconds to look for messages before sleeping; default: by core count.",
-)
-@click.option(
-    "--worker-timeout",
-    type=click.FloatRange(min=1),
-    default=10.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Replace a worker that shows no sign of life for so long.",
-)
-@click.option(
     "--linger",
     type=click.FloatRange(min=0),
     default=10.0,
@@ -70,19 +53,13 @@ def pool() -> None:
     help="How long the experts of a model stay on devices when its last engine has left.",
 )
 @click.option(
-    "--events",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Append what happens to the experts to FILE, one JSON object a line: plans, loads, "
-    "evictions, lost workers.",
-)
-@click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
     help="How lines on stderr look; json is one object a line.",
 )
+@worker_options
 def serve(directory: Path, **options: Any) -> None:
     """Serve a pool until SIGTERM or Ctrl-C.
 
@@ -100,11 +77,8 @@ def serve(directory: Path, **options: Any) -> None:
     config = ExpertsConfig(
         devices=parse_devices(options["devices"]),
         device_memory_bytes=parse_bytes(options["device_memory"], option="--device-memory"),
-        worker_threads=options["worker_threads"],
-        spin_us=options["spin_us"],
-        worker_silence_s=options["worker_timeout"],
         linger_s=options["linger"],
-        events=options["events"],
+        **worker_fields(options),
     )
     from moeless.bootstrap.pool import serve_pool
 
