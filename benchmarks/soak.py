@@ -1,4 +1,4 @@
-"""Serve while workers are killed, hung, paused and throttled, and compare with serving in peace.
+"""Serve while workers are killed, hung, paused, throttled and drained; compare with peace.
 
 A real server (`moeless serve`, float32, greedy) gets open-loop arrivals: first in peace, then with
 a seeded series of faults. Every answer is held against the one that the same prompt got alone.

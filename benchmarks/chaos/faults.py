@@ -1,4 +1,4 @@
-"""What is done to workers, at times and to victims that a seed decides."""
+"""What is done to workers and devices, at times and to victims that a seed decides."""
 
 import asyncio
 import contextlib
@@ -19,8 +19,8 @@ class Fault:
     Args:
         kind: What.
         at_s: When, since the begin of the run.
-        lasted_s: How long it was done; 0 for what cannot be undone.
-        victim: Process id, or None if no worker was there.
+        lasted_s: How long it was done; about 0 for what cannot be undone.
+        victim: Process id of the worker, or None if it could not be done.
     """
 
     kind: str
@@ -33,40 +33,68 @@ class Fault:
         return asdict(self)
 
 
-async def kill(victim: psutil.Process, _chance: random.Random) -> None:
-    """It is gone at once."""
+async def kill(server: Server, chance: random.Random) -> int | None:
+    """A worker is gone at once."""
+    victim = await _choose_worker(server, chance)
     victim.kill()
+    return victim.pid
 
 
-async def hang(victim: psutil.Process, _chance: random.Random) -> None:
-    """It never moves again; somebody has to notice."""
+async def hang(server: Server, chance: random.Random) -> int | None:
+    """A worker never moves again; somebody has to notice."""
+    victim = await _choose_worker(server, chance)
     victim.suspend()
+    return victim.pid
 
 
-async def pause(victim: psutil.Process, chance: random.Random) -> None:
-    """It stands still, and goes on by itself: before or after it was given up."""
+async def pause(server: Server, chance: random.Random) -> int | None:
+    """A worker stands still, and goes on by itself: before or after it was given up."""
+    victim = await _choose_worker(server, chance)
     victim.suspend()
     await asyncio.sleep(chance.uniform(0.2, 2.0))
-    victim.resume()
+    with contextlib.suppress(psutil.Error):
+        victim.resume()
+    return victim.pid
 
 
-async def throttle(victim: psutil.Process, chance: random.Random) -> None:
-    """It gets a quarter of its time for some seconds."""
+async def throttle(server: Server, chance: random.Random) -> int | None:
+    """A worker gets a quarter of its time for some seconds."""
+    victim = await _choose_worker(server, chance)
     until_s = time.monotonic() + chance.uniform(3.0, 8.0)
-    try:
-        while time.monotonic() < until_s:
-            victim.suspend()
-            await asyncio.sleep(0.06)
+    with contextlib.suppress(psutil.Error):
+        try:
+            while time.monotonic() < until_s:
+                victim.suspend()
+                await asyncio.sleep(0.06)
+                victim.resume()
+                await asyncio.sleep(0.02)
+        finally:
             victim.resume()
-            await asyncio.sleep(0.02)
-    finally:
-        with contextlib.suppress(psutil.Error):
-            victim.resume()
+    return victim.pid
 
 
-KINDS: dict[str, Callable[[psutil.Process, random.Random], Awaitable[None]]] = {
-    "kill": kill,
+async def drain(server: Server, chance: random.Random) -> int | None:
+    """An operator takes a device out of use, and another one joins a moment later."""
+    for _ in range(60):
+        devices = await server.list_devices()
+        if all(d["state"] in ("up", "drained", "down") for d in devices):
+            break
+        await asyncio.sleep(0.5)
+    up = [d for d in devices if d["state"] == "up"]
+    if len(up) < 2:
+        return None
+    device = chance.choice(up)
+    if await server.run("devices", "drain", str(device["device"])) is None:
+        return None
+    await asyncio.sleep(chance.uniform(1.0, 4.0))
+    added = await server.run("devices", "add", "cpu")
+    return device["pid"] if added is not None else None
+
+
+KINDS: dict[str, Callable[[Server, random.Random], Awaitable[int | None]]] = {
+    "drain": drain,
     "hang": hang,
+    "kill": kill,
     "pause": pause,
     "throttle": throttle,
 }
@@ -75,7 +103,7 @@ KINDS: dict[str, Callable[[psutil.Process, random.Random], Awaitable[None]]] = {
 async def do_faults(
     server: Server, kinds: list[str], *, seconds: float, count: int, seed: int
 ) -> list[Fault]:
-    """Do something to a worker every now and then; each kind as often as any other."""
+    """Do something every now and then; each kind as often as any other."""
     chance = random.Random(seed)
     order = [kinds[i % len(kinds)] for i in range(count)]
     chance.shuffle(order)
@@ -84,27 +112,22 @@ async def do_faults(
     for number, kind in enumerate(order):
         due_s = (number + chance.random()) * seconds / count
         await asyncio.sleep(max(0.0, began_s + due_s - time.monotonic()))
-        victim = await _choose_victim(server, chance)
         at_s = time.monotonic() - began_s
-        if victim is not None:
-            with contextlib.suppress(psutil.Error):
-                await KINDS[kind](victim, chance)
+        victim = None
+        with contextlib.suppress(psutil.Error):
+            victim = await KINDS[kind](server, chance)
+        lasted_s = time.monotonic() - began_s - at_s
         done.append(
-            Fault(
-                kind=kind,
-                at_s=round(at_s, 2),
-                lasted_s=round(time.monotonic() - began_s - at_s, 2),
-                victim=None if victim is None else victim.pid,
-            )
+            Fault(kind=kind, at_s=round(at_s, 2), lasted_s=round(lasted_s, 2), victim=victim)
         )
     return done
 
 
-async def _choose_victim(server: Server, chance: random.Random) -> psutil.Process | None:
+async def _choose_worker(server: Server, chance: random.Random) -> psutil.Process:
     """One of the workers; where all have just been lost, a moment later."""
-    for _ in range(20):
+    for _ in range(40):
         workers = sorted(server.workers(), key=lambda w: w.pid)
         if workers:
             return chance.choice(workers)
         await asyncio.sleep(0.25)
-    return None
+    raise psutil.NoSuchProcess(server.process.pid, msg="no worker has come back")

@@ -1,11 +1,17 @@
 """A real server in a process group of its own, and the processes below it."""
 
+import asyncio
 import contextlib
+import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -26,8 +32,15 @@ class Server:
         command = [sys.executable, "-m", "moeless", "serve", model, "--port", "0"]
         command += ["--dtype", "float32", *options]
         self._log = log.open("w")
+        # The pool's sockets are in a folder of our own, so that it is not taken for another one.
+        self._folder = Path(tempfile.mkdtemp(prefix="moe-"))
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=self._log, text=True, start_new_session=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            start_new_session=True,
+            env=os.environ | {"XDG_RUNTIME_DIR": str(self._folder)},
         )
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -61,6 +74,25 @@ class Server:
             return "supervisor"
         return "spare" if process.name() == SPARE_NAME else "worker"
 
+    async def run(self, *arguments: str) -> str | None:
+        """A command of ours about this server's pool; None if it failed, with its error shown."""
+        (pool,) = self._folder.iterdir()
+        command = [sys.executable, "-m", "moeless", *arguments, "--pool", str(pool)]
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        told, error = await process.communicate()
+        if process.returncode:
+            lines = error.decode().strip().splitlines()
+            print(f"{' '.join(arguments)}: {lines[-1] if lines else 'failed'}", file=sys.stderr)
+            return None
+        return told.decode()
+
+    async def list_devices(self) -> list[dict[str, Any]]:
+        """The devices, as ``moeless devices list`` has them; empty where there is no answer."""
+        found = await self.run("devices", "list", "--json")
+        return json.loads(found) if found is not None else []
+
     def stop(self) -> tuple[float, int]:
         """End it as an operator would.
 
@@ -77,4 +109,5 @@ class Server:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         self._log.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
         return seconds, len(left)
