@@ -53,7 +53,7 @@ def resident_expert_bytes(server: Server) -> int:
     )
 
 
-def take_stock(server: Server, *, samples: int = 5, pause_s: float = 0.5) -> dict:
+def take_stock(server: Server, *, samples: int = 5, pause_s: float = 0.3) -> dict:
     """What a quiet server holds: the median of some samples, and experts' part of it."""
     taken = []
     for _ in range(samples):

@@ -108,6 +108,8 @@ class ExpertsConfig:
             microseconds; None decides by the number of cores.
         max_rows: Tokens per invocation; longer inputs come in pieces.
         invocation_timeout_s: How long a worker may take for one invocation before it is replaced.
+        live_speeds: Whether a device that computes much slower than the others gets fewer tokens;
+            only policies that split by time heed it, and not while events are recorded.
         worker_silence_s: How long a worker may show no sign of life before it is replaced; a tenth
             of that, at least a second, while tokens wait for it.
         spare_workers: Workers that stand by, libraries loaded, to take the place of lost ones.
@@ -131,6 +133,7 @@ class ExpertsConfig:
     spin_us: int | None = None
     max_rows: int = 4096
     invocation_timeout_s: float = 60.0
+    live_speeds: bool = True
     worker_silence_s: float = 10.0
     spare_workers: int = 0
     linger_s: float = 10.0

@@ -5,20 +5,22 @@ from pathlib import Path
 
 from moeless.bootstrap.policies import PolicyOptions, build_policy_set
 from moeless.bootstrap.predictor_choice import choose_predictor
-from moeless.config import PolicyConfig
+from moeless.config import ExpertsConfig, PolicyConfig
 from moeless.control.controller import Controller, ControllerConfig
 from moeless.control.search import InlineSearcher, ThreadSearcher
 from moeless.core.clock import SystemClock
 from moeless.core.layer_cost import LayerCost
 from moeless.core.model import ExpertShape
 from moeless.core.policy_set import PolicySet
-from moeless.core.ports import Clock, EventSink
+from moeless.core.ports import Clock, EventSink, Splitter
 from moeless.costs.gpu_cost import gpu_cost
 from moeless.costs.presets import device_preset
 from moeless.costs.time_models import build_time_model
 from moeless.functions.load_intake import LoadConsumer
 from moeless.functions.load_report import LoadReport
 from moeless.functions.model_placement import ModelPlacement
+from moeless.policies.splitters.live_speeds import LiveSpeedSplitter
+from moeless.policies.splitters.min_time import MinTimeSplitter
 from moeless.telemetry.fanout import FanoutSink
 from moeless.telemetry.jsonl import JsonlSink
 from moeless.telemetry.log import FailureLog
@@ -85,6 +87,27 @@ def build_policies(config: PolicyConfig, *, cost: LayerCost, clock: Clock) -> Po
         history=choose_predictor(config.predictor).history,
         splitter=config.splitter,
     )
+
+
+def build_splitter(config: ExpertsConfig, cost: LayerCost) -> Splitter:
+    """What divides the tokens of a served model.
+
+    Args:
+        config: Names and numbers.
+        cost: What experts cost in time.
+
+    Raises:
+        ConfigError: No planner, predictor or splitter has that name.
+    """
+
+    def build(cost: LayerCost) -> Splitter:
+        return build_policies(config.policy, cost=cost, clock=SystemClock()).splitter
+
+    splitter = build(cost)
+    # A run that is recorded is to be repeated, which measured times would be in the way of.
+    by_time = isinstance(splitter, MinTimeSplitter)
+    live = config.live_speeds and by_time and config.events is None
+    return LiveSpeedSplitter(build, cost) if live else splitter
 
 
 def heeds_forecasts(config: PolicyConfig) -> bool:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from moeless.bootstrap.control import (
     build_controller,
-    build_policies,
     build_sink,
+    build_splitter,
     check_policy_config,
     serving_cost,
 )
@@ -115,6 +115,7 @@ class ExpertsRuntime:
             gb_s_L={name: tuple(values) for name, values in gb_s_L.items()},
             worker_restarts_D=tuple(report["worker_restarts"]),
             failed_loads_D=tuple(report["failed_loads_D"]),
+            device_speed_D=self.dispatcher.device_speeds(),
             straggler_static_mean_L=stats.layers.straggler_static_mean_L,
             layer_steps_L=stats.layers.layer_steps_L,
             expected_LE=_expected_LE(board),
@@ -213,12 +214,12 @@ def _dispatcher(
     torch_devices: Sequence[str],
 ) -> ExpertDispatcher:
     cost = serving_cost(loaded.spec.expert, torch_devices, config.policy.cost_model)
-    policies = build_policies(config.policy, cost=cost, clock=SystemClock())
+    splitter = build_splitter(config, cost)
     return ExpertDispatcher(
         loaded.spec,
         client=client,
         invoker=invoker,
-        splitter=policies.splitter,
+        splitter=splitter,
         look_ahead=look_ahead.on_path,
     )
 

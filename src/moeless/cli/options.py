@@ -108,6 +108,12 @@ def experts_options(command: _Command) -> _Command:
             show_default=True,
             help="process: one worker process per device; inline: in the engine's process.",
         ),
+        click.option(
+            "--live-speeds/--no-live-speeds",
+            default=True,
+            show_default=True,
+            help="Give a device fewer tokens while it computes much slower than the others.",
+        ),
     ]
     return _apply(options, worker_options(command))
 
@@ -223,6 +229,7 @@ def experts_config(options: dict[str, Any]) -> ExpertsConfig:
         device_memory_bytes=parse_bytes(memory, option="--device-memory") if memory else None,
         keep_alive_s=options.pop("keep_alive"),
         keep_alive_rule=options.pop("keep_alive_rule"),
+        live_speeds=options.pop("live_speeds"),
         **worker_fields(options),
     )
 

@@ -54,7 +54,10 @@ class Planner(Protocol):
 class Splitter(Protocol):
     """Divides true token counts over warm replicas. Pure, deterministic, on the token path.
 
-    A splitter with a true attribute ``divides_by_copies`` is given copies instead of flags.
+    A splitter with a true attribute ``divides_by_copies`` is given copies instead of flags. One
+    with a method ``note_work(tokens_ED, busy_ns_D)`` is told what came of its splits: the tokens
+    that devices got of a layer, and how long each computed (0 for one that gave no answer). Its
+    method ``speed_D()`` tells the relative speeds that it has found.
     """
 
     def split(

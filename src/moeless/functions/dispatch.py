@@ -85,6 +85,9 @@ ChoiceObserver = Callable[[int, NDArray[np.int64], torch.Tensor], None]
 """Told (layer, chosen experts [T, K], gate input [T, H]) when a layer's gate has spoken; must keep
 neither array."""
 
+WorkNotes = Callable[[CountArray, NDArray[np.int64]], None]
+"""Told the tokens that devices got of a layer [E, D] and the nanoseconds that each took [D]."""
+
 
 class ExpertDispatcher:
     """Runs the routed experts of a model. Called by the engine, from one thread.
@@ -114,6 +117,7 @@ class ExpertDispatcher:
         self._invoker = invoker
         self._splitter = splitter
         self._divides_by_copies = divides_by_copies(splitter)
+        self._note_work: WorkNotes | None = getattr(splitter, "note_work", None)
         self._load_timeout_s = load_timeout_s
         self._scores_input = spec.expert.score_on == "input"
         self._piece_rows = invoker.max_rows // (spec.top_k if self._scores_input else 1) or 1
@@ -178,6 +182,11 @@ class ExpertDispatcher:
             embedding_TH: What enters the model's first layer [T, H], before any layer runs.
         """
         self._announcer.announce_first(embedding_TH, step=self._step + 1)
+
+    def device_speeds(self) -> tuple[float, ...]:
+        """Relative speeds that the splitter heeds [D]; empty where it heeds none."""
+        speed_D = getattr(self._splitter, "speed_D", None)
+        return () if speed_D is None else tuple(speed_D().tolist())
 
     def observe_choices(self, observer: ChoiceObserver | None) -> None:
         """Have somebody told of every layer's choices; None ends it."""
@@ -246,6 +255,8 @@ class ExpertDispatcher:
             answer = self._invoker.finish()
             y_SH = answer.y_SH
             self._board.busy_ns_LD[layer] += answer.busy_ns
+            if self._note_work is not None:
+                self._note_work(share_ED, np.array(answer.busy_ns))
             done_ED = share_ED if done_ED is None else done_ED + share_ED
             work.close(segments, answer.status, complete=ticket is None)
             if ticket is not None:

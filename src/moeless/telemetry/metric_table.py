@@ -83,6 +83,12 @@ METRICS: tuple[Metric, ...] = (
         "state",
     ),
     _counter("worker_restarts", "restarts", "Times a device's worker was restarted.", "device"),
+    _gauge(
+        "device_speed",
+        "ratio",
+        "Relative speed that a device has shown of late; 1 unless it is much slower than others.",
+        "device",
+    ),
     _counter("failed_loads", "loads", "Loads that failed and were rolled back.", "device"),
 )
 

@@ -4,7 +4,7 @@ The collector reads a snapshot at each scrape; nothing is counted twice, and the
 not know that Prometheus exists. Needs ``prometheus_client``, imported when first used.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -133,13 +133,15 @@ def _samples(snapshot: RuntimeSnapshot) -> dict[str, list[Sample]]:
         "resident_gb_seconds": [((), snapshot.gb_s.resident)],
         "reserved_gb_seconds": [((), snapshot.gb_s.reserved)],
         "device_memory_bytes": _by_device(snapshot.devices, memory.items()),
-        "worker_restarts": _device_counts(snapshot.devices, snapshot.worker_restarts_D),
-        "failed_loads": _device_counts(snapshot.devices, snapshot.failed_loads_D),
+        "worker_restarts": _device_values(snapshot.devices, snapshot.worker_restarts_D),
+        "device_speed": _device_values(snapshot.devices, snapshot.device_speed_D),
+        "failed_loads": _device_values(snapshot.devices, snapshot.failed_loads_D),
     }
 
 
-def _device_counts(devices: tuple[str, ...], counts_D: tuple[int, ...]) -> list[Sample]:
-    return [((device,), count) for device, count in zip(devices, counts_D, strict=False)]
+def _device_values(devices: tuple[str, ...], values_D: Sequence[float]) -> list[Sample]:
+    """One value of each device; none where nobody has any."""
+    return [((device,), value) for device, value in zip(devices, values_D, strict=False)]
 
 
 def _by_device(

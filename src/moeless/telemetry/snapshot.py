@@ -116,6 +116,8 @@ class RuntimeSnapshot:
         gb_s_L: The same by layer, accounting to [L].
         worker_restarts_D: Times each device's worker was started again [D].
         failed_loads_D: Loads that failed on each device and were rolled back [D].
+        device_speed_D: Relative speed that each device has shown of late [D], 1 unless it is much
+            slower than the others; empty where nobody looks.
     """
 
     model: str
@@ -149,6 +151,7 @@ class RuntimeSnapshot:
     gb_s_L: Mapping[str, tuple[float, ...]]
     worker_restarts_D: tuple[int, ...]
     failed_loads_D: tuple[int, ...] = ()
+    device_speed_D: tuple[float, ...] = ()
     straggler_static_mean_L: NDArray[np.float64] | None = None
     layer_steps_L: CountArray | None = None
     expected_LE: NDArray[np.float64] | None = None

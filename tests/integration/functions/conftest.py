@@ -104,7 +104,7 @@ def serve(runtime_dir):
             memory = slots and slots * function_bytes(spec.expert, "cpu")
             return ExpertsConfig(
                 devices=parse_devices(devices) if devices else (),
-                policy=PolicyConfig(policy=policy),
+                policy=PolicyConfig(policy=policy) if isinstance(policy, str) else policy,
                 device_memory_bytes=memory,
                 **options,
             )

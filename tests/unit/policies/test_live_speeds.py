@@ -15,7 +15,7 @@ EVERYWHERE = np.ones((8, 3), dtype=bool)
 
 
 def splitter():
-    return LiveSpeedSplitter(MinTimeSplitter, COST)
+    return LiveSpeedSplitter(MinTimeSplitter, COST, note_every=1)
 
 
 def serve(split, slowness_D, *, layers=600, seed=0, noise=0.3):

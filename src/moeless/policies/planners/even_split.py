@@ -74,7 +74,8 @@ class EvenSplitPlanner:
             PlanError: A load is not a token count, or the devices cannot hold one replica of
                 each expert.
         """
-        load_E = checked_load(request.load_E, layer=request.layer)
+        # A copy: predictors hand out arrays that are read-only, which compiled loops do not take.
+        load_E = checked_load(request.load_E, layer=request.layer).copy()
         capacity = checked_capacity(request)
         experts = request.num_experts
         wanted = math.floor(self._memory_factor * experts + 1e-9)
