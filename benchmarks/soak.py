@@ -64,7 +64,7 @@ async def soak(args: argparse.Namespace) -> dict:
     options += ["--worker-timeout", str(args.worker_timeout)]
     options += ["--spare-workers", str(args.spare_workers), *args.serve]
     server = Server(args.model, options, log)
-    traffic = Traffic(server.url)
+    traffic = Traffic(server.url, timeout_s=args.request_timeout)
     say(f"serving on {server.url}, log in {log}")
     loads, still = [os.getloadavg()[0]], [Stillness(), Stillness()]
     try:
@@ -169,6 +169,7 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", choices=sorted(KINDS), default=sorted(KINDS))
     parser.add_argument("--arrivals", type=Path, help="a trace of arrivals, scaled to this rate")
     parser.add_argument("--requests-per-minute", type=float, default=30.0)
+    parser.add_argument("--request-timeout", type=float, default=300.0, help="then it has failed")
     parser.add_argument("--max-tokens", type=int, default=16)
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--worker-timeout", type=float, default=10.0, help="as serve takes it")

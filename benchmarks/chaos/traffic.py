@@ -75,7 +75,7 @@ class Traffic:
         timeout_s: When a request that is not answered has failed.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = 120.0) -> None:
+    def __init__(self, url: str, *, timeout_s: float) -> None:
         self._client = AsyncOpenAI(
             base_url=f"{url}/v1", api_key="none", timeout=timeout_s, max_retries=0
         )
