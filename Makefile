@@ -26,7 +26,7 @@ fuzz: $(STAMP)  ## Requests made up from the OpenAPI document, against a real se
 	MOELESS_FUZZ_EXAMPLES=60 $(BIN)/python -m pytest tests/integration/serving/test_fuzz.py
 
 soak: $(STAMP)  ## Serve while workers are killed, hung, paused and throttled (7 minutes)
-	$(BIN)/python benchmarks/soak.py --minutes 2 --faults 8
+	$(BIN)/python benchmarks/soak.py --minutes 2 --peace-minutes 1 --faults 8
 
 browser: $(STAMP)  ## The dashboard in headless Chromium, where there is one (1 minute)
 	MOELESS_BROWSER=1 $(BIN)/python -m pytest tests/browser
