@@ -149,10 +149,11 @@ class Traffic:
         out.first_s.append((arrival_s, first_s))
         if len(tokens) > 1:
             out.per_token_s.append((seconds - first_s) / (len(tokens) - 1))
-        _judge(known, tokens, out)
+        judge(known, tokens, out)
 
 
-def _judge(known: Reference, tokens: list[str], out: Outcome) -> None:
+def judge(known: Reference, tokens: list[str], out: Outcome) -> None:
+    """Count an answer as what it is: the same, different at a close call, or wrong."""
     if tokens == known.tokens:
         out.same += 1
         return
