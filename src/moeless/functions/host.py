@@ -34,6 +34,9 @@ from moeless.functions.store.expert_weights import ExpertWeights
 from moeless.functions.store.read_memory import ReadMemory
 from moeless.functions.store.store import ExpertStore
 
+_FETCHED_FROM_BYTES = 1 << 20
+"""Size of an expert from which fetching ahead saves more time than it takes."""
+
 OK, NOT_WARM, FAILED = 0, 1, 2
 """Status of one segment of an invocation."""
 
@@ -112,9 +115,14 @@ class ExpertHost:
             ) from error
 
     def fetch(self, function: FunctionId) -> None:
-        """A function will be loaded soon: have its bytes read into the system's memory."""
-        store = self._stores.get(function.model)
-        if store is not None and function not in self._kernels:
+        """A function will be loaded soon: have its bytes read into the system's memory.
+
+        Small ones the system reads ahead by itself, with what lies before them.
+        """
+        store, spec = self._stores.get(function.model), self._specs.get(function.model)
+        if store is None or spec is None or function in self._kernels:
+            return
+        if spec.expert.num_bytes >= _FETCHED_FROM_BYTES:
             store.fetch(function.layer, function.expert)
 
     def rest(self) -> None:

@@ -45,6 +45,7 @@ class ReplayConfig:
         misc_s: Simulated seconds of everything but the experts, per layer.
         tick_s: Seconds between looks at idle instances; None where they are kept for ever.
         max_replicas: Replicas of a layer beyond which retired ones leave at once.
+        wake_ahead: Whether a step that finds its model cold has the layers behind loaded at once.
         keep_replicas: Whether every layer-step's replicas are recorded one by one.
         samples: Step and layer of each layer-step whose replicas are recorded in any case.
         explain: Step and layer to explain, or None.
@@ -62,6 +63,7 @@ class ReplayConfig:
     misc_s: float = 0.0
     tick_s: float | None = None
     max_replicas: int | None = None
+    wake_ahead: bool = True
     keep_replicas: bool = False
     samples: tuple[tuple[int, int], ...] = ()
     explain: tuple[int, int] | None = None
@@ -187,6 +189,7 @@ class _Replay:
             max_replicas=config.max_replicas,
         )
         self._model.join(0, board)
+        self._model.wakes = config.wake_ahead
         self._board = board
         placement = DeferredPlacement(self._model, loop=self._loop, decision_s=config.decision_s)
         searcher = DeferredSearcher(loop=self._loop, search_s=config.search_s)

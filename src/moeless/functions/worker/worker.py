@@ -27,6 +27,7 @@ from moeless.functions.messages import Message, close_all, receive, send
 from moeless.functions.payload import Payload
 from moeless.functions.store.store import ExpertStore
 from moeless.functions.wire import layout_from_json, spec_from_json
+from moeless.functions.worker.fetcher import Fetcher
 from moeless.functions.worker.weight_pages import weight_pages
 
 _log = logging.getLogger(__name__)
@@ -64,12 +65,12 @@ class Worker:
         self._to_close: list[int] = []
         self._has_served = False
         self._orders: queue.SimpleQueue[tuple[Message, list[int]]] = queue.SimpleQueue()
-        self._coming: queue.SimpleQueue[FunctionId] = queue.SimpleQueue()
+        self._fetcher = Fetcher(self._host.fetch)
 
     def run(self) -> None:
         """Serve until the supervisor closes the connection."""
         threading.Thread(target=self._receive_orders, name="receiver", daemon=True).start()
-        threading.Thread(target=self._fetch, name="fetcher", daemon=True).start()
+        self._fetcher.start()
         threading.Thread(target=self._follow_orders, name="orders", daemon=True).start()
         with contextlib.suppress(OSError):  # the other thread notices that nobody is there
             send(self._connection, {"op": "ready", "pid": os.getpid()})
@@ -145,21 +146,13 @@ class Worker:
                     received = receive(self._connection)
                 if received is None:
                     os._exit(0)  # the supervisor is gone: nothing is left to do or to save
-                self._orders.put(received)
                 message, _ = received
                 if message["op"] == "load":
-                    self._coming.put(FunctionId(*message["function"]))
+                    self._fetcher.expect(FunctionId(*message["function"]))
+                self._orders.put(received)
             except Exception:  # noqa: BLE001 - as below
                 _log.exception("an order could not be received")
                 os._exit(1)
-
-    def _fetch(self) -> None:
-        while True:
-            function = self._coming.get()
-            if not self._coming.empty():
-                continue  # behind: what came first is being loaded by now
-            with contextlib.suppress(MoelessError):
-                self._host.fetch(function)
 
     def _follow_orders(self) -> None:
         orders = {
@@ -200,6 +193,7 @@ class Worker:
         close_all(fds)
         function = FunctionId(*message["function"])
         try:
+            self._fetcher.settle(function)
             with weight_pages():
                 self._host.load(function, digest=message.get("digest"))
         except MoelessError as error:
