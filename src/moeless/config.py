@@ -95,6 +95,8 @@ class ExpertsConfig:
         devices: The device pool; empty where ``pool`` says which.
         pool: Directory of a pool that somebody serves: the engine attaches to it, and devices,
             budgets and workers are that pool's. None for workers of the engine's own.
+        max_devices: Devices that there may be after others have joined while serving, with
+            ``process``; None for those of ``devices`` only.
         invoker: ``process`` runs one worker process per device, ``inline`` computes in the
             engine's process.
         policy: How loads become replicas.
@@ -123,6 +125,7 @@ class ExpertsConfig:
 
     devices: tuple[Device, ...] = ()
     pool: Path | None = None
+    max_devices: int | None = None
     invoker: InvokerName = "process"
     policy: PolicyConfig = PolicyConfig()
     device_memory_bytes: int | None = None
@@ -142,6 +145,11 @@ class ExpertsConfig:
     def __post_init__(self) -> None:
         if not self.devices and self.pool is None:
             raise ConfigError("no devices are given; use --devices, or --pool to attach to a pool")
+        if self.max_devices is not None and self.max_devices < len(self.devices):
+            raise ConfigError(
+                f"max devices is {self.max_devices}; use {len(self.devices)} (those of --devices) "
+                f"or more"
+            )
         if not (math.isfinite(self.keep_alive_s) and self.keep_alive_s >= 0):
             raise ConfigError(f"keep-alive is {self.keep_alive_s} s; use 0 or more")
         if not self.invocation_timeout_s > 0:

@@ -12,10 +12,11 @@ from moeless.core.clock import SystemClock
 from moeless.core.layer_cost import LayerCost
 from moeless.core.model import ExpertShape
 from moeless.core.policy_set import PolicySet
-from moeless.core.ports import Clock, EventSink, Splitter
+from moeless.core.ports import Clock, EventSink, Placement, Splitter
 from moeless.costs.gpu_cost import gpu_cost
 from moeless.costs.presets import device_preset
 from moeless.costs.time_models import build_time_model
+from moeless.functions.elastic_loop import ElasticLoop
 from moeless.functions.load_intake import LoadConsumer
 from moeless.functions.load_report import LoadReport
 from moeless.functions.model_placement import ModelPlacement
@@ -146,23 +147,27 @@ def build_controller(
     """
     model.wakes = config.wake_ahead
     cost = serving_cost(model.spec.expert, torch_devices, config.cost_model)
-    controller = Controller(
-        ControllerConfig(
-            model=model.spec.model_id,
-            num_layers=model.spec.num_layers,
-            num_experts=model.spec.num_experts,
-            lookahead=lookahead,
-            share=None if record else _DECIDING_SHARE,
-        ),
-        policies=build_policies(config, cost=cost, clock=clock),
-        placement=model,
-        clock=clock,
-        sink=sink,
-        searcher=ThreadSearcher() if config.search_beside else InlineSearcher(),
-    )
-    if not record:
-        return controller
-    return LoadReport(controller, model=model, clock=clock, sink=sink)
+    # One for all controllers to come: its thread lives as long as the process.
+    searcher = ThreadSearcher() if config.search_beside else InlineSearcher()
+
+    def build(placement: Placement) -> Controller:
+        return Controller(
+            ControllerConfig(
+                model=model.spec.model_id,
+                num_layers=model.spec.num_layers,
+                num_experts=model.spec.num_experts,
+                lookahead=lookahead,
+                share=None if record else _DECIDING_SHARE,
+            ),
+            policies=build_policies(config, cost=cost, clock=clock),
+            placement=placement,
+            clock=clock,
+            sink=sink,
+            searcher=searcher,
+        )
+
+    loop = ElasticLoop(model, build=build)
+    return LoadReport(loop, model=model, clock=clock, sink=sink) if record else loop
 
 
 def build_sink(events: Path | None, clock: Clock) -> EventSink:

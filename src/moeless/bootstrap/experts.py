@@ -41,6 +41,7 @@ from moeless.functions.local import LocalClient
 from moeless.functions.model_placement import ModelPlacement
 from moeless.functions.store import ExpertStore
 from moeless.functions.supervisor.client import SupervisorClient
+from moeless.functions.supervisor.config import SupervisorConfig
 from moeless.functions.supervisor.pool_directory import PoolDirectory, find_directory
 from moeless.functions.supervisor.wishes import write_wishes
 from moeless.policies.keep_alive import KEEP_ALIVES
@@ -55,7 +56,7 @@ class ExpertsRuntime:
     Args:
         spec: The model.
         config: How they run.
-        devices: Their labels [D].
+        devices: Labels of the devices that were there when it was attached [D].
         client: The platform.
         dispatcher: The token path.
         invoker: How instances are reached.
@@ -82,15 +83,21 @@ class ExpertsRuntime:
         """
         stats, board = self.dispatcher.stats, self.client.board
         report = self.client.report()
+        states = report.get("device_states", ["up"] * len(self.devices))
+        labels = report.get("device_labels", self.devices)
+        speeds = self.dispatcher.device_speeds()
+        # Slots for devices that may join one day are nothing to look at.
+        there = [device for device, state in enumerate(states) if state != "down"]
         gb_s_L = report["gb_s_L"] | {"paper": (stats.paper_byte_s_L / GB).tolist()}
         return RuntimeSnapshot(
             model=self.spec.model_id,
-            devices=self.devices,
+            devices=_of(labels, there),
+            device_states_D=_of(states, there),
             steps=int(board.step[0]),
             tokens_LE=stats.layers.tokens_LE,
-            replicas_LED=board.warm_LED.copy(),
-            planned_LED=board.planned_LED.copy(),
-            device_tokens_LD=stats.layers.device_tokens_LD,
+            replicas_LED=board.warm_LED[:, :, there],
+            planned_LED=board.planned_LED[:, :, there],
+            device_tokens_LD=stats.layers.device_tokens_LD[:, there],
             straggler_mean_L=stats.layers.straggler_mean_L,
             straggler_last_L=stats.layers.straggler_last_L,
             warm_starts=stats.layers.warm_starts,
@@ -108,14 +115,14 @@ class ExpertsRuntime:
             forecast_s=Timing.of(stats.forecast_s),
             prediction_accuracy_L=stats.accuracy_L,
             predictor=self.look_ahead.state(),
-            instances_D={k: tuple(v) for k, v in report["instances_D"].items()},
-            resident_bytes_D=tuple(report["resident_bytes_D"]),
-            budget_bytes_D=tuple(report["budget_bytes_D"]),
+            instances_D={k: _of(v, there) for k, v in report["instances_D"].items()},
+            resident_bytes_D=_of(report["resident_bytes_D"], there),
+            budget_bytes_D=_of(report["budget_bytes_D"], there),
             gb_s=GbSeconds(**{name: sum(values) for name, values in gb_s_L.items()}),
             gb_s_L={name: tuple(values) for name, values in gb_s_L.items()},
-            worker_restarts_D=tuple(report["worker_restarts"]),
-            failed_loads_D=tuple(report["failed_loads_D"]),
-            device_speed_D=self.dispatcher.device_speeds(),
+            worker_restarts_D=_of(report["worker_restarts"], there),
+            failed_loads_D=_of(report["failed_loads_D"], there),
+            device_speed_D=_of(speeds, there) if speeds else (),
             straggler_static_mean_L=stats.layers.straggler_static_mean_L,
             layer_steps_L=stats.layers.layer_steps_L,
             expected_LE=_expected_LE(board),
@@ -138,6 +145,10 @@ class ExpertsRuntime:
         self.invoker.close()
         if self.supervisor is not None:
             self.supervisor.close()
+
+
+def _of(values_D: Sequence[Any], devices: Sequence[int]) -> tuple[Any, ...]:
+    return tuple(values_D[device] for device in devices)
 
 
 def _expected_LE(board: Board) -> NDArray[np.float64]:
@@ -278,13 +289,16 @@ def _start_processes(
         return _attach(loaded, config, look_ahead, find_directory(config.pool), None)
     budgets = device_budgets(loaded.spec, config)
     supervisor = SupervisorProcess(
-        worker_configs(config, budgets),
+        SupervisorConfig(
+            workers=worker_configs(config, budgets),
+            max_devices=config.max_devices or len(config.devices),
+            keep_alive_s=config.keep_alive_s,
+            keep_alive_rule=config.keep_alive_rule,
+            linger_s=config.linger_s,
+            silence_s=config.worker_silence_s,
+            spare_workers=config.spare_workers,
+        ),
         policy=config.policy,
-        keep_alive_s=config.keep_alive_s,
-        keep_alive_rule=config.keep_alive_rule,
-        linger_s=config.linger_s,
-        silence_s=config.worker_silence_s,
-        spare_workers=config.spare_workers,
         events=config.events,
     )
     try:
@@ -327,15 +341,16 @@ def _attach(
             ),
         },
     )
+    workers = [worker for worker in client.workers if worker is not None]
     try:
         invoker = ProcessInvoker(
             client,
             shape,
-            spin_s=max((worker.spin_us for worker in client.workers), default=0) * 1e-6,
+            spin_s=max((worker.spin_us for worker in workers), default=0) * 1e-6,
             deadline_s=config.invocation_timeout_s,
-            cores=[worker.cores for worker in client.workers],
+            cores=[worker.cores if worker is not None else () for worker in client.workers],
         )
-        torch_devices = [worker.torch_device for worker in client.workers]
+        torch_devices = [worker.torch_device for worker in workers]
         dispatcher = _dispatcher(loaded, config, look_ahead, client, invoker, torch_devices)
     except BaseException:
         client.close()

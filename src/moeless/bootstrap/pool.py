@@ -42,6 +42,7 @@ def serve_pool(config: ExpertsConfig, path: Path, *, on_ready: Callable[[], None
             SupervisorConfig(
                 socket_path=str(directory.engine_socket),
                 workers=worker_configs(config, budgets),
+                max_devices=config.max_devices or len(config.devices),
                 linger_s=config.linger_s,
                 silence_s=config.worker_silence_s,
                 spare_workers=config.spare_workers,

@@ -34,39 +34,18 @@ class SupervisorProcess:
     """A running supervisor that this process started and owns.
 
     Args:
-        workers: One per device.
+        config: Workers and times; the socket is made in a private directory.
         policy: How loads become replicas.
-        keep_alive_s: How long an idle instance stays warm.
-        keep_alive_rule: By which rule.
-        linger_s: How long it outlives this process when that ends without ``close``.
-        silence_s: How long a worker may show no sign of life before it is replaced.
-        spare_workers: Workers that stand by to take the place of lost ones.
         events: File to append events to, or None.
     """
 
     def __init__(
-        self,
-        workers: tuple[WorkerConfig, ...],
-        *,
-        policy: PolicyConfig,
-        keep_alive_s: float,
-        keep_alive_rule: str,
-        linger_s: float,
-        silence_s: float,
-        spare_workers: int = 0,
-        events: Path | None = None,
+        self, config: SupervisorConfig, *, policy: PolicyConfig, events: Path | None = None
     ) -> None:
         self.directory = private_directory()
         self.socket_path = str(self.directory.engine_socket)
-        config = SupervisorConfig(
-            socket_path=self.socket_path,
-            workers=workers,
-            keep_alive_s=keep_alive_s,
-            keep_alive_rule=keep_alive_rule,
-            linger_s=linger_s,
-            silence_s=silence_s,
-            spare_workers=spare_workers,
-            record=events is not None,
+        config = dataclasses.replace(
+            config, socket_path=self.socket_path, record=events is not None
         )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._owner = ours

@@ -17,10 +17,13 @@ def check_devices(config: ExpertsConfig) -> None:
     Raises:
         ConfigError: There are some.
     """
-    if len(config.devices) > MAX_DEVICES:
+    if max(len(config.devices), config.max_devices or 0) > MAX_DEVICES:
         raise ConfigError(
-            f"--devices names {len(config.devices)} devices; use at most {MAX_DEVICES}"
+            f"--devices names {len(config.devices)} devices, --max-devices "
+            f"{config.max_devices or len(config.devices)}; use at most {MAX_DEVICES}"
         )
+    if config.invoker == "inline" and (config.max_devices or 0) > len(config.devices):
+        raise ConfigError("with --invoker inline no device can join; leave out --max-devices")
     if all(device.kind == "cpu" for device in config.devices):
         return
     import torch

@@ -18,6 +18,7 @@ _COMMANDS = {
     "usage": "moeless.cli.usage:usage",
     "generate": "moeless.cli.generate:generate",
     "inspect": "moeless.cli.inspect_model:inspect",
+    "devices": "moeless.cli.devices:devices",
     "record": "moeless.cli.record:record",
     "predictor": "moeless.cli.predictor:predictor",
     "plan": "moeless.cli.plan:plan",

@@ -13,6 +13,8 @@ from moeless.core.memory_share import NO_SHARE, parse_share
 from moeless.errors import ConfigError
 
 _Command = Callable[..., Any]
+_MOST_DEVICES = 64
+"""Where headroom that nobody has asked for ends."""
 
 
 def experts_options(command: _Command) -> _Command:
@@ -122,6 +124,13 @@ def worker_options(command: _Command) -> _Command:
     """Options that say how workers run."""
     options = [
         click.option(
+            "--max-devices",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Devices that there may be after moeless devices add; default: as many again as "
+            "--devices, at least two more. A slot that nobody uses costs next to nothing.",
+        ),
+        click.option(
             "--worker-threads",
             type=click.IntRange(min=1),
             help="Compute threads of each worker; default: the cores divided by the workers.",
@@ -213,11 +222,15 @@ def experts_config(options: dict[str, Any]) -> ExpertsConfig:
             "--memory-share is a share of a pool's memory: name the pool with --pool DIR, or "
             "leave it out"
         )
+    invoker, max_devices = options.pop("invoker"), options.pop("max_devices")
+    if invoker == "process" and pool is None:
+        max_devices = with_headroom(max_devices, len(devices))
     return ExpertsConfig(
         devices=devices if pool is None else (),
+        max_devices=max_devices,
         pool=pool,
         share=NO_SHARE if share is None else parse_share(share),
-        invoker=options.pop("invoker"),
+        invoker=invoker,
         policy=PolicyConfig(
             policy=options.pop("policy"),
             predictor=options.pop("predictor"),
@@ -245,8 +258,16 @@ def worker_fields(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def with_headroom(max_devices: int | None, devices: int) -> int:
+    """Devices that there may be in the end, where some have been asked for."""
+    if max_devices is not None:
+        return max_devices
+    return min(devices + max(2, devices), max(devices, _MOST_DEVICES))
+
+
 _LEFT_TO_POOL = (
     "devices",
+    "max_devices",
     "device_memory",
     "invoker",
     "worker_threads",

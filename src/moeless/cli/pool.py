@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from moeless.cli.options import worker_fields, worker_options
+from moeless.cli.options import with_headroom, worker_fields, worker_options
 from moeless.config import ExpertsConfig
 from moeless.core.cluster import parse_bytes, parse_devices
 from moeless.telemetry.log_format import configure_logging
@@ -74,8 +74,10 @@ def serve(directory: Path, **options: Any) -> None:
       moeless pool serve --pool /run/user/1000/moe --devices cuda:0,1,2,3 --device-memory 60GB
     """
     configure_logging(options["log_format"])
+    devices = parse_devices(options["devices"])
     config = ExpertsConfig(
-        devices=parse_devices(options["devices"]),
+        devices=devices,
+        max_devices=with_headroom(options.pop("max_devices"), len(devices)),
         device_memory_bytes=parse_bytes(options["device_memory"], option="--device-memory"),
         linger_s=options["linger"],
         **worker_fields(options),
@@ -83,8 +85,8 @@ def serve(directory: Path, **options: Any) -> None:
     from moeless.bootstrap.pool import serve_pool
 
     def announce() -> None:
-        count = len(config.devices)
-        devices = f"{count} devices" if count > 1 else "one device"
-        click.echo(f"moeless: a pool of {devices} is served in {directory} (Ctrl-C stops)")
+        count = len(devices)
+        them = f"{count} devices" if count > 1 else "one device"
+        click.echo(f"moeless: a pool of {them} is served in {directory} (Ctrl-C stops)")
 
     serve_pool(config, directory, on_ready=announce)

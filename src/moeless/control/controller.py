@@ -89,6 +89,16 @@ class Controller:
         for layer in range(self._config.num_layers):
             self._plan(step=0, layer=layer, load_E=uniform_E)
 
+    def replan(self, layer: int, *, step: int, load_E: LoadArray) -> None:
+        """Plan a layer again for a load that was planned for before: capacities have changed.
+
+        Args:
+            layer: MoE layer.
+            step: Iteration of that load.
+            load_E: Tokens per expert, float64 [E].
+        """
+        self._plan(step=step, layer=layer, load_E=load_E)
+
     def observe(self, *, step: int, layer: int, load_E: LoadArray) -> None:
         """Take the load that came true, and plan the next step from history where it is due.
 

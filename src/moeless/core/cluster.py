@@ -58,6 +58,21 @@ def parse_devices(text: str) -> tuple[Device, ...]:
     raise ConfigError(f"--devices {text!r} is not a device string; {_HELP}")
 
 
+def parse_device(text: str) -> Device:
+    """Read one more device: ``cpu``, or ``cuda:N`` for the GPU of that number.
+
+    Raises:
+        ConfigError: Anything else.
+    """
+    if text == "cpu":
+        return Device(index=0, kind="cpu", ordinal=0)
+    if match := re.fullmatch(r"cuda:(\d{1,4})", text):
+        return Device(index=0, kind="cuda", ordinal=int(match[1]))
+    raise ConfigError(
+        f"{text!r} is not a device that can be added; use cpu, or for example cuda:1"
+    )
+
+
 def parse_speeds(text: str, num_devices: int) -> tuple[float, ...]:
     """Read the relative speeds of devices, such as ``1,1,0.5,0.5``.
 

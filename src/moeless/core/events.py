@@ -109,6 +109,51 @@ class WorkerStarted(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeviceJoined(Event):
+    """A device was added while serving, and is in use from now on.
+
+    Args:
+        device: Device index.
+        label: Its name in tables and metrics.
+        budget_bytes: What it may hold.
+        start_s: Seconds from the start of its worker.
+    """
+
+    device: int
+    label: str
+    budget_bytes: int
+    start_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceDrained(Event):
+    """A device has left as it was asked to: it holds nothing, and its worker has ended.
+
+    Args:
+        device: Device index.
+        drain_s: Seconds since it was asked to.
+    """
+
+    device: int
+    drain_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetChanged(Event):
+    """A device was given another budget; what is held beyond it leaves.
+
+    Args:
+        device: Device index.
+        before_bytes: Its budget until now.
+        budget_bytes: Its budget from now on.
+    """
+
+    device: int
+    before_bytes: int
+    budget_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class PredictorSwapped(Event):
     """A predictor that learns from live traffic was replaced by a better one.
 

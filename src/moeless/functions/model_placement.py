@@ -49,6 +49,11 @@ class PlacementPlatform(Protocol):
         """Instances that a model may plan for on each device, int64 [D]."""
         ...
 
+    @property
+    def in_use(self) -> tuple[int, ...]:
+        """Devices that plans are made for, ascending."""
+        ...
+
     def loading_ED(self, model: "ModelPlacement", layer: int) -> ReplicaArray:
         """1 where an instance of the layer is loading, uint8 [E, D]."""
         ...
@@ -220,6 +225,11 @@ class ModelPlacement:
     def num_devices(self) -> int:
         """D."""
         return len(self._platform.pools)
+
+    @property
+    def devices_in_use(self) -> tuple[int, ...]:
+        """Devices that plans are made for, ascending."""
+        return self._platform.in_use
 
     def alive_ED(self, layer: int) -> ReplicaArray:
         """Warm replicas of a layer, uint8 [E, D]."""

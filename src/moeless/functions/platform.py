@@ -6,11 +6,12 @@ torch, sockets or processes.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from moeless.core.events import InstanceEvicted, InstanceLoaded, LoadFailed
+from moeless.core.events import Event, InstanceEvicted, InstanceLoaded, LoadFailed
 from moeless.core.memory_share import NO_SHARE, MemoryShare
 from moeless.core.model import FunctionId, ModelSpec
 from moeless.core.plan import CountArray, ReplicaArray
@@ -19,7 +20,9 @@ from moeless.errors import FunctionError
 from moeless.functions.billing import ResidencyMeter
 from moeless.functions.board import EngineBoard, ModelBoard
 from moeless.functions.demands import DemandDesk, DemandResult
+from moeless.functions.evacuation import Evacuation
 from moeless.functions.host_port import HostPort
+from moeless.functions.idle_instances import IdleInstances
 from moeless.functions.lifecycle import Instance
 from moeless.functions.load_retries import LoadRetries
 from moeless.functions.model_placement import ModelPlacement
@@ -36,7 +39,7 @@ class Platform:
     """Pools and models.
 
     Args:
-        budgets_bytes: Budget of each device [D].
+        budgets_bytes: Budget of each device [D]; 0 for one that is not in use.
         clock: The time.
         keep_alive: How long idle instances stay.
         sink: Receives events.
@@ -65,10 +68,12 @@ class Platform:
         self.pools += [
             DevicePool(device=d, budget_bytes=b, order=order) for d, b in enumerate(budgets_bytes)
         ]
+        self.in_use = self._find_in_use()
+        """Devices that have a budget, up or not: plans are made for those."""
         self.meters: dict[str, ResidencyMeter] = {}
-        self._keep_alive = keep_alive
+        self._idle = IdleInstances(self.models, keep_alive, clock=clock, linger_s=linger_s)
+        self._evacuation = Evacuation(self.pools, self.models, order=order, want=self.want)
         self._sink = sink
-        self._linger_s = linger_s
         self._load_began_s: dict[tuple[FunctionId, int], float] = {}
         self._retries = LoadRetries()
 
@@ -209,10 +214,12 @@ class Platform:
         load_tokens: float = 0.0,
         spare: bool = False,
     ) -> None:
-        """Have a planned replica made warm, unless its load failed a moment ago."""
-        function, size = model.function(layer, expert), model.function_bytes
-        if not self._retries.must_wait(function, device, now_s=self.clock.now_s()):
-            pool = self.pools[device]
+        """Have a replica made warm, unless its load failed a moment ago or nothing fits there."""
+        function, pool = model.function(layer, expert), self.pools[device]
+        size, now_s = model.function_bytes, self.clock.now_s()
+        if size <= pool.budget_bytes and not self._retries.must_wait(
+            function, device, now_s=now_s
+        ):
             pool.want(function, num_bytes=size, load_tokens=load_tokens, spare=spare)
 
     def device_down(self, device: int, *, returns: bool = False) -> None:
@@ -223,6 +230,7 @@ class Platform:
             returns: A new host is on its way: what no other device can hold waits for it.
         """
         self.hosts.pop(device, None)
+        self._returning.discard(device)
         if returns:
             self._returning.add(device)
         for model in self.models.values():
@@ -233,6 +241,39 @@ class Platform:
             self._account(instance, -1)
         self._load_began_s = {k: v for k, v in self._load_began_s.items() if k[1] != device}
         self.advance()
+
+    def check_budgets(self, budgets_bytes: Sequence[int]) -> None:
+        """Refuse budgets with which the models that have engines could not all be served.
+
+        Args:
+            budgets_bytes: Of the devices that there would be.
+
+        Raises:
+            BudgetError: They could not; the message has the figures.
+        """
+        self._sharing.check_budgets(budgets_bytes)
+
+    def set_budget(self, device: int, num_bytes: int) -> None:
+        """Give a device another budget from now on.
+
+        What is held beyond it leaves; last copies do so once their function is warm elsewhere.
+
+        Args:
+            device: Which one.
+            num_bytes: Its budget; 0 takes it out of use, and out of all plans.
+        """
+        self.pools[device].resize(num_bytes)
+        for model in self.models.values():
+            model.quota_D = None
+            model.unsettle()
+            if not num_bytes:
+                model.board.planned_LED[:, :, device] = 0
+        self.in_use = self._find_in_use()
+        self._sharing.review()
+        self.advance()
+
+    def _find_in_use(self) -> tuple[int, ...]:
+        return tuple(pool.device for pool in self.pools if pool.budget_bytes)
 
     # The token path's last resort
 
@@ -277,17 +318,13 @@ class Platform:
         model.blocking_loads += instance.blocking
         self._retries.note_success(function, device)
         self._desk.note_loaded(model, function)
-        self._sink.emit(
-            InstanceLoaded(
-                time_s=now_s,
-                model=function.model,
-                layer=function.layer,
-                expert=function.expert,
-                device=device,
-                num_bytes=instance.num_bytes,
-                load_s=now_s - began_s,
-                blocking=instance.blocking,
-            )
+        self._tell(
+            InstanceLoaded,
+            function,
+            device,
+            num_bytes=instance.num_bytes,
+            load_s=now_s - began_s,
+            blocking=instance.blocking,
         )
         self.release_surplus(model, function.layer)
         self.advance()
@@ -302,16 +339,7 @@ class Platform:
         model.unsettle(function.layer)
         self._retries.note_failure(function, device, now_s=now_s)
         self._desk.note_failed(model, function, device, reason=reason)
-        self._sink.emit(
-            LoadFailed(
-                time_s=now_s,
-                model=function.model,
-                layer=function.layer,
-                expert=function.expert,
-                device=device,
-                reason=reason,
-            )
-        )
+        self._tell(LoadFailed, function, device, reason=reason)
         self.advance()
 
     def evicted(self, device: int, function: FunctionId, *, reason: str) -> None:
@@ -320,16 +348,7 @@ class Platform:
         self._account(self.pools[device].evicted(function, now_s=now_s), -1)
         model = self.models[function.model]
         model.evictions += 1
-        self._sink.emit(
-            InstanceEvicted(
-                time_s=now_s,
-                model=function.model,
-                layer=function.layer,
-                expert=function.expert,
-                device=device,
-                reason=reason,
-            )
-        )
+        self._tell(InstanceEvicted, function, device, reason=reason)
         self.advance()
 
     # Time passes
@@ -343,8 +362,7 @@ class Platform:
             model.account.settle()
         self._sharing.look()
         for pool in self.pools:
-            self._note_use(pool)
-            expired = pool.expired(self._keep_s, now_s=now_s)
+            expired = self._idle.expired(pool, now_s=now_s)
             for instance in expired[: max(0, _MAX_DRAINING - pool.num_draining)]:
                 self._carry_out(
                     pool, pool.evict(instance.function, reason="keep-alive", now_s=now_s)
@@ -391,6 +409,9 @@ class Platform:
         for model in self.models.values():
             self._desk.pursue(model)
         for pool in self.pools:
+            if pool.free_bytes < 0 and pool.device in self.hosts:
+                self._evacuate(pool, now_s)
+        for pool in self.pools:
             if pool.device in self.hosts:
                 orders = pool.advance(now_s=now_s)
                 while orders:
@@ -411,12 +432,11 @@ class Platform:
 
     # Details
 
-    def _keep_s(self, function: FunctionId, idle_s: float) -> float:
-        """Seconds that an instance may be idle."""
-        model = self.models[function.model]
-        if not model.engines and self.clock.now_s() - model.left_s >= self._linger_s:
-            return 0.0
-        return (model.keep_alive or self._keep_alive).keep_s(function, idle_s=idle_s)
+    def _evacuate(self, pool: DevicePool, now_s: float) -> None:
+        reason = "budget" if pool.budget_bytes else "drained"
+        leavers = self._evacuation.leavers(pool)
+        for function in leavers[: max(0, _MAX_DRAINING - pool.num_draining)]:
+            self._carry_out(pool, pool.evict(function, reason=reason, now_s=now_s))
 
     def _carry_out(self, pool: DevicePool, orders: list[Load | Evict]) -> None:
         for order in orders:
@@ -432,15 +452,14 @@ class Platform:
                 model.unsettle(layer)
                 host.evict(order.function, reason=order.reason)
 
-    def _note_use(self, pool: DevicePool) -> None:
-        """Bring the pool's view of idle times up to date from the engines' boards."""
-        for instance in list(pool.instances()):
-            function = instance.function
-            model = self.models[function.model]
-            used_s = model.last_used_ns(function.layer, function.expert, pool.device) / 1e9
-            if used_s > instance.last_used_s:
-                pool.used(function, finished_s=used_s)
-                (model.keep_alive or self._keep_alive).used(function, at_s=used_s)
+    def _tell(
+        self, kind: Callable[..., Event], function: FunctionId, device: int, **more: Any
+    ) -> None:
+        model, layer, expert = function
+        now_s = self.clock.now_s()
+        self._sink.emit(
+            kind(time_s=now_s, model=model, layer=layer, expert=expert, device=device, **more)
+        )
 
     def _account(self, instance: Instance, sign: int) -> None:
         """An instance has begun (+1) or ceased (-1) to hold its bytes."""

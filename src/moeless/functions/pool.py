@@ -2,7 +2,8 @@
 
 Pure bookkeeping: it decides what to load and what to evict, somebody else (a worker) does it and
 reports back. The budget is kept to the byte: bytes count from the moment a load is issued until
-its eviction has been confirmed. It must not know processes, sockets or torch.
+its eviction has been confirmed. Only a budget that was made smaller is exceeded until what has
+to leave has left. It must not know processes, sockets or torch.
 """
 
 import sys
@@ -104,6 +105,7 @@ class DevicePool:
         self._queue_moment: object = None
         self._held_bytes = 0
         self._bytes_of: Counter[str] = Counter()
+        self._draining_bytes = 0
         self._num_loading = 0
         self._num_draining = 0
 
@@ -120,6 +122,35 @@ class DevicePool:
     def bytes_of(self, model: str) -> int:
         """Bytes of a model's instances that are loading, warm or busy."""
         return self._bytes_of[model]
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that loads may take once evictions under way have ended; negative if none."""
+        return self.budget_bytes - self._held_bytes + self._draining_bytes
+
+    def resize(self, budget_bytes: int) -> None:
+        """Keep to another budget from now on.
+
+        Nothing is loaded while more is held; what has to leave is for the owner to evict. Wishes
+        that the budget cannot hold are withdrawn, those that tokens wait for included.
+        """
+        self.budget_bytes = budget_bytes
+        kept = {f: w for f, w in self._wanted.items() if w.num_bytes <= budget_bytes}
+        self._wanted = kept
+        self._queue = None
+
+    def fitting(self) -> tuple[set[FunctionId], int]:
+        """The wishes that free bytes suffice for, the most urgent first, and the bytes left."""
+        left = self.free_bytes
+        fits: set[FunctionId] = set()
+        for function, wanted in self._ordered():
+            if self._wanted.get(function) is not wanted:
+                continue
+            if wanted.num_bytes > left:
+                return fits, 0
+            left -= wanted.num_bytes
+            fits.add(function)
+        return fits, max(0, left)
 
     def instances(self) -> Iterable[Instance]:
         """All instances that are not cold."""
@@ -156,15 +187,15 @@ class DevicePool:
         Raises:
             BudgetError: The function alone is larger than the budget.
         """
+        instance = self._instances.get(function)
+        if instance is not None and instance.state is not State.DRAINING:
+            instance.blocking |= blocking
+            return
         if num_bytes > self.budget_bytes:
             raise BudgetError(
                 f"device {self.device}: {function} needs {num_bytes} bytes, "
                 f"the budget is {self.budget_bytes}"
             )
-        instance = self._instances.get(function)
-        if instance is not None and instance.state is not State.DRAINING:
-            instance.blocking |= blocking
-            return
         known = self._wanted.get(function)
         blocking = blocking or (known is not None and known.blocking)
         self._wanted[function] = _Wanted(
@@ -275,6 +306,7 @@ class DevicePool:
         instance.take(Step.DRAIN, now_s=now_s)
         self._num_draining += 1
         self._bytes_of[function.model] -= instance.num_bytes
+        self._draining_bytes += instance.num_bytes
         return [Evict(function=function, reason=reason)]
 
     def loaded(self, function: FunctionId, *, now_s: float) -> Instance:
@@ -325,9 +357,7 @@ class DevicePool:
         self, function: FunctionId, short_bytes: int, wanted: _Wanted, *, now_s: float
     ) -> list[Load | Evict] | None:
         """Evictions that make room together with those under way; None if there are not enough."""
-        if self._num_draining:
-            draining = (i for i in self._instances.values() if i.state is State.DRAINING)
-            short_bytes -= sum(i.num_bytes for i in draining)
+        short_bytes -= self._draining_bytes
         victims: list[Instance] = []
         if short_bytes > 0:
             candidates = sorted(
@@ -373,6 +403,7 @@ class DevicePool:
         self._num_loading -= instance.state is State.LOADING
         if instance.state is State.DRAINING:
             self._num_draining -= 1
+            self._draining_bytes -= instance.num_bytes
         else:
             self._bytes_of[function.model] -= instance.num_bytes
         instance.take(step, now_s=now_s)

@@ -39,6 +39,22 @@ class Sharing:
         budgets = [pool.budget_bytes for pool in self._pools if pool.budget_bytes]
         check_share(spec, function_bytes, share, others=used, budgets_bytes=budgets)
 
+    def check_budgets(self, budgets_bytes: Sequence[int]) -> None:
+        """Refuse budgets with which the models that have engines could not all be served.
+
+        Raises:
+            BudgetError: They could not; the message has the figures.
+        """
+        used = [model for model in self._models.values() if model.engines]
+        for model in used:
+            check_share(
+                model.spec,
+                model.function_bytes,
+                model.share,
+                others=[other for other in used if other is not model],
+                budgets_bytes=budgets_bytes,
+            )
+
     def slots_D(self, model: ModelPlacement) -> CountArray:
         """Instances that a model may plan for on each device, int64 [D]."""
         return self._fair.slots_D(model)

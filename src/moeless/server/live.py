@@ -111,6 +111,7 @@ def describe_state(snapshot: RuntimeSnapshot) -> dict[str, Any]:
         "layers": snapshot.num_layers,
         "experts": snapshot.num_experts,
         "devices": list(snapshot.devices),
+        "device_states": list(snapshot.states_D),
         "steps": snapshot.steps,
         "predictor": asdict(snapshot.predictor),
         **{name: getattr(snapshot, name) for name in _COUNTERS},

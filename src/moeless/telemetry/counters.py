@@ -42,33 +42,40 @@ class LayerStats:
         self._ratio_sum_L = np.zeros(num_layers, dtype=np.float64)
         self._ratio_last_L = np.full(num_layers, np.nan)
         self._static_sum_L = np.zeros(num_layers, dtype=np.float64)
-        share, rest = divmod(num_experts, num_devices)
-        sizes_D = np.array([share + (device < rest) for device in range(num_devices)])
-        # Where contiguous blocks of experts begin; devices without any are left out.
-        self._static_starts = (np.cumsum(sizes_D) - sizes_D)[sizes_D > 0]
+        self._static_starts: tuple[int, NDArray[np.int64]] = (0, np.zeros(0, dtype=np.int64))
         self._warm_L = np.zeros(num_layers, dtype=np.int64)
 
     def record_split(
-        self, layer: int, *, count_E: CountArray, device_tokens_D: CountArray
+        self,
+        layer: int,
+        *,
+        count_E: CountArray,
+        device_tokens_D: CountArray,
+        in_use: int | None = None,
     ) -> None:
         """Count the tokens of one layer in one step; a step without tokens is left out.
 
         Args:
             layer: MoE layer.
             count_E: Tokens routed to each expert [E].
-            device_tokens_D: Tokens each device computes [D].
+            device_tokens_D: Tokens each device computes, of the first ones [at most D].
+            in_use: Devices that could have had some; None for all.
         """
         tokens: list[int] = device_tokens_D.tolist()
         total = sum(tokens)
         if not total:
             return
-        mean = -(-total // len(tokens))
+        # A device that has just left may have had tokens, too.
+        in_use = max(in_use or len(tokens), len(tokens) - tokens.count(0))
+        mean = -(-total // in_use)
         ratio = max(tokens) / mean
         self._tokens_LE[layer] += count_E
-        self._device_tokens_LD[layer] += device_tokens_D
+        self._device_tokens_LD[layer, : len(tokens)] += device_tokens_D
         self._ratio_sum_L[layer] += ratio
         self._ratio_last_L[layer] = ratio
-        static_D = np.add.reduceat(count_E, self._static_starts)
+        if self._static_starts[0] != in_use:
+            self._static_starts = in_use, _static_starts(len(count_E), in_use)
+        static_D = np.add.reduceat(count_E, self._static_starts[1])
         self._static_sum_L[layer] += int(static_D.max()) / mean
         self._steps_L[layer] += 1
 
@@ -134,6 +141,14 @@ class LayerStats:
             "straggler_static": without_nan(self.straggler_static_mean_L),
             "warm_starts": self._warm_L.tolist(),
         }
+
+
+def _static_starts(num_experts: int, num_devices: int) -> NDArray[np.int64]:
+    """Where contiguous blocks of experts begin; devices without any are left out."""
+    share, rest = divmod(num_experts, num_devices)
+    sizes_D = np.array([share + (device < rest) for device in range(num_devices)])
+    starts: NDArray[np.int64] = (np.cumsum(sizes_D) - sizes_D)[sizes_D > 0]
+    return starts
 
 
 def without_nan(values: NDArray[np.float64]) -> list[float | None]:

@@ -82,6 +82,13 @@ METRICS: tuple[Metric, ...] = (
         "device",
         "state",
     ),
+    _gauge(
+        "device_state",
+        "1",
+        "1 for the state that a device is in, 0 for the others: starting, up, draining, drained.",
+        "device",
+        "state",
+    ),
     _counter("worker_restarts", "restarts", "Times a device's worker was restarted.", "device"),
     _gauge(
         "device_speed",

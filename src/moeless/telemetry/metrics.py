@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Sample = tuple[tuple[str, ...], float]
 
 MAX_LAYER_GROUPS = 4
+_STATES = ("starting", "up", "draining", "drained")
 
 
 def layer_groups(num_layers: int) -> list[tuple[str, slice]]:
@@ -136,6 +137,11 @@ def _samples(snapshot: RuntimeSnapshot) -> dict[str, list[Sample]]:
         "worker_restarts": _device_values(snapshot.devices, snapshot.worker_restarts_D),
         "device_speed": _device_values(snapshot.devices, snapshot.device_speed_D),
         "failed_loads": _device_values(snapshot.devices, snapshot.failed_loads_D),
+        "device_state": [
+            ((device, state), float(state == now))
+            for device, now in zip(snapshot.devices, snapshot.states_D, strict=True)
+            for state in _STATES
+        ],
     }
 
 

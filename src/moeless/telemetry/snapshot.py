@@ -77,7 +77,7 @@ class RuntimeSnapshot:
 
     Args:
         model: Model id.
-        devices: Device labels, D of them.
+        devices: Labels of the devices that are there, D of them; others come and go.
         steps: Iterations of the engine.
         tokens_LE: Tokens routed to each expert, int64 [L, E].
         replicas_LED: Warm replicas now, uint8 [L, E, D].
@@ -118,6 +118,8 @@ class RuntimeSnapshot:
         failed_loads_D: Loads that failed on each device and were rolled back [D].
         device_speed_D: Relative speed that each device has shown of late [D], 1 unless it is much
             slower than the others; empty where nobody looks.
+        device_states_D: ``starting``, ``up``, ``draining`` or ``drained`` [D]; None where devices
+            are always up.
     """
 
     model: str
@@ -152,10 +154,16 @@ class RuntimeSnapshot:
     worker_restarts_D: tuple[int, ...]
     failed_loads_D: tuple[int, ...] = ()
     device_speed_D: tuple[float, ...] = ()
+    device_states_D: tuple[str, ...] | None = None
     straggler_static_mean_L: NDArray[np.float64] | None = None
     layer_steps_L: CountArray | None = None
     expected_LE: NDArray[np.float64] | None = None
     actual_LE: NDArray[np.float64] | None = None
+
+    @property
+    def states_D(self) -> tuple[str, ...]:
+        """The state of each device [D]."""
+        return self.device_states_D or ("up",) * len(self.devices)
 
     @property
     def num_layers(self) -> int:

@@ -189,7 +189,9 @@ class PlatformMachine(RuleBasedStateMachine):
         self.boards[engine].layer[0] = layer
         self.failed = set()
         key = engine, 100 - self.tickets  # engines number their own: they may be alike
-        self.open[key] = {self.model.function(layer, e) for e in experts}
+        # What is warm when it is asked for does not count, even if it has to leave at once.
+        cold = [e for e in experts if not self.board.warm_LED[layer, e].any()]
+        self.open[key] = {self.model.function(layer, e) for e in cold}
         self.opened[key] = self.tickets
         self.platform.demand(
             self.model, engine=engine, ticket=key[1], layer=layer, experts=sorted(experts)
@@ -254,6 +256,7 @@ class PlatformMachine(RuleBasedStateMachine):
         warm_LED, planned_LED = self.board.warm_LED.copy(), self.board.planned_LED.copy()
         theirs = {ticket: missing for ticket, missing in self.open.items() if ticket[0] != engine}
         self.platform.leave(self.model, engine)
+        del self.boards[engine]
         self.open = theirs
         self.note()
         assert (self.board.warm_LED == warm_LED).all()

@@ -74,3 +74,19 @@ def test_the_dictionary_is_strict_json():
         "straggler_static": [None],
         "warm_starts": [0],
     }
+
+
+def test_ratios_are_over_the_devices_in_use():
+    stats = LayerStats(num_layers=1, num_experts=4, num_devices=6)
+    stats.record_split(
+        0, count_E=np.array([3, 1, 1, 1]), device_tokens_D=np.array([4, 2, 0]), in_use=2
+    )
+    assert stats.straggler_last_L.tolist() == [4 / 3]
+    assert stats.straggler_static_mean_L.tolist() == [4 / 3]  # blocks of two experts
+    assert stats.device_tokens_LD.tolist() == [[4, 2, 0, 0, 0, 0]]
+
+
+def test_a_device_that_had_tokens_counts_although_it_has_just_left():
+    stats = LayerStats(num_layers=1, num_experts=2, num_devices=3)
+    stats.record_split(0, count_E=np.array([2, 2]), device_tokens_D=np.array([2, 2]), in_use=1)
+    assert stats.straggler_last_L.tolist() == [1.0]

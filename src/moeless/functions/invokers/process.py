@@ -36,7 +36,8 @@ class ProcessInvoker:
         shape: Sizes of the channel.
         spin_s: How long to look for answers before sleeping.
         deadline_s: How long a worker may take for one invocation before it is given up.
-        cores: The cores that each worker stays on; empty for a worker that may move.
+        cores: The cores that each worker stays on; empty for a worker that may move, none for one
+            that joins later.
     """
 
     def __init__(
@@ -52,7 +53,8 @@ class ProcessInvoker:
         self._payload = Payload(client.payload_region, shape)
         self._spin_s = spin_s
         self._deadline_s = deadline_s
-        self._cores = [set(own) for own in cores or [()] * client.num_devices]
+        self._cores = [set(own) for own in cores or ()]
+        self._cores += [set()] * (client.num_devices - len(self._cores))
         self._posted: list[tuple[int, int, int, int]] = []
         self._segments: Sequence[NDArray[np.int32]] = ()
         self._rows = 0

@@ -71,10 +71,10 @@ class SupervisorClient:
             self._connection.close()
             raise
         self.workers = tuple(
-            WorkerConfig(**{**worker, "cores": tuple(worker["cores"])})
+            worker and WorkerConfig(**{**worker, "cores": tuple(worker["cores"])})
             for worker in message["workers"]
         )
-        """The workers, one per device."""
+        """By device, None for one that is not there; devices may join and leave later."""
         self._num_devices = len(self.workers)
         self._function_bytes = int(message["function_bytes"])
         self._wants_loads = bool(message["wants_loads"])

@@ -27,8 +27,9 @@ class SupervisorConfig:
     """A supervisor.
 
     Args:
-        socket_path: Where engines attach; made with mode 0600.
-        workers: One per device.
+        socket_path: Where engines attach; made with mode 0600. Beside it is the admin socket.
+        workers: One per device, of those that are there from the beginning.
+        max_devices: Devices that there may be in the end, at least as many.
         keep_alive_s: How long an idle instance stays warm unless the rule knows better.
         keep_alive_rule: A keep-alive rule by name.
         linger_s: How long to stay after the owner has vanished without a word, so that a new
@@ -46,8 +47,9 @@ class SupervisorConfig:
             that is looked at once, before it, and reported with it.
     """
 
-    socket_path: str
+    socket_path: str = ""
     workers: tuple[WorkerConfig, ...]
+    max_devices: int = 0
     keep_alive_s: float = 300.0
     keep_alive_rule: str = "fixed"
     linger_s: float = 10.0
@@ -58,3 +60,8 @@ class SupervisorConfig:
     order_timeout_s: float = 60.0
     spare_workers: int = 0
     record: bool = False
+
+    @property
+    def num_slots(self) -> int:
+        """Devices that engines know of, there or not."""
+        return max(self.max_devices, len(self.workers))

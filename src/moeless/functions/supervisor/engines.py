@@ -6,7 +6,6 @@ replicas.
 """
 
 import contextlib
-import dataclasses
 import logging
 import selectors
 import socket
@@ -80,7 +79,7 @@ class Engines:
         read_wishes(message)
         for field in ("directory", "layout"):
             str(message[field])
-        num_devices = len(self._config.workers)
+        num_devices = self._fleet.num_devices
         if num_devices > MAX_DEVICES:
             raise FunctionError(
                 f"{num_devices} devices are too many for one engine; use at most {MAX_DEVICES}"
@@ -196,7 +195,7 @@ class Engines:
                 joined.attachment.connection,
                 {
                     "op": "attached",
-                    "workers": [dataclasses.asdict(w) for w in self._config.workers],
+                    "workers": self._fleet.describe_workers(),
                     "function_bytes": model.function_bytes,
                     "wants_loads": model.consumer.adaptive,
                 },

@@ -1,21 +1,23 @@
-"""The workers of a supervisor: their start, their messages, their loss and their restart.
+"""The workers of a supervisor: their start, their messages, their loss, their restart, their end.
 
 It decides nothing about instances: what workers report goes to the platform. It must not know
 engines; their owner is told what workers know and which devices were lost.
 """
 
+import dataclasses
 import logging
 import selectors
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 from moeless.core.events import WorkerLost, WorkerStarted
 from moeless.core.model import FunctionId
 from moeless.core.ports import Clock, EventSink
-from moeless.errors import FunctionError
+from moeless.errors import ConfigError, FunctionError
 from moeless.functions.messages import Message, close_all, receive
 from moeless.functions.platform import Platform
-from moeless.functions.supervisor.config import SupervisorConfig
+from moeless.functions.supervisor.config import SupervisorConfig, WorkerConfig
+from moeless.functions.supervisor.slot import Slot, SlotState
 from moeless.functions.supervisor.spares import Spares
 from moeless.functions.supervisor.worker_process import WorkerProcess
 
@@ -43,13 +45,17 @@ class FleetOwner(Protocol):
         """A worker has answered an order of the kind ``model``."""
         ...
 
+    def worker_retired(self, device: int) -> None:
+        """A device has left; no new worker will start."""
+        ...
+
     def worker_lost(self, device: int, *, reason: str, failures: int) -> None:
         """A device has lost its worker, for the n-th time in a row; a new one will start."""
         ...
 
 
 class Fleet:
-    """One worker process per device.
+    """One worker process per device that is in use; slots for those that may join.
 
     Args:
         config: Workers and times.
@@ -80,10 +86,8 @@ class Fleet:
         self._spares = Spares(config.spare_workers)
         self._doubted: set[int] = set()
         self._digests: dict[FunctionId, str] = {}
-        self._restart_at_s: dict[int, float] = {}
-        self._restarts = [0] * len(config.workers)
-        self._failures = [0] * len(config.workers)
-        self._started_s = [0.0] * len(config.workers)
+        self.slots = [Slot(device=device) for device in range(config.num_slots)]
+        """By device."""
         self._last_tick_s = self._awake_s = clock.now_s()
         self._handlers: dict[str, Callable[[WorkerProcess, Message], None]] = {
             "ready": self._ready,
@@ -100,25 +104,72 @@ class Fleet:
 
     @property
     def num_devices(self) -> int:
-        """D."""
-        return len(self._config.workers)
+        """D, devices that may join included."""
+        return len(self.slots)
+
+    @property
+    def awaited(self) -> set[int]:
+        """Devices whose workers are there, or on their way; engines wait for those."""
+        return {slot.device for slot in self.slots if slot.is_awaited}
+
+    def worker(self, device: int) -> WorkerProcess | None:
+        """The worker of a device, if it has one."""
+        return self._workers.get(device)
 
     def report(self) -> Message:
         """Workers as part of an engine's report; lists are by device."""
-        workers: Sequence[WorkerProcess | None] = [
-            self._workers.get(device) for device in range(self.num_devices)
-        ]
+        workers = [self._workers.get(slot.device) for slot in self.slots]
         return {
-            "worker_restarts": self._restarts,
+            "worker_restarts": [slot.restarts for slot in self.slots],
             "worker_peak_bytes": [w.peak_bytes if w else 0 for w in workers],
             "worker_pids": [w.process.pid if w else None for w in workers],
             "spare_pids": self._spares.pids(),
+            "device_states": [slot.state for slot in self.slots],
+            "device_labels": [slot.label for slot in self.slots],
         }
 
+    def describe_workers(self) -> list[dict[str, Any] | None]:
+        """How workers run, by device, for engines that attach; None where nobody is."""
+        return [
+            None if slot.config is None or slot.is_free else dataclasses.asdict(slot.config)
+            for slot in self.slots
+        ]
+
     def start(self) -> None:
-        """Start all workers."""
-        for device in range(self.num_devices):
-            self._start(device)
+        """Start the workers that are there from the beginning."""
+        for slot, config in zip(self.slots, self._config.workers, strict=False):
+            slot.config, slot.joined = config, True
+            self._start(slot)
+
+    def add(self, config: WorkerConfig) -> Slot:
+        """Start a worker in a free slot; the device is not in use before it is ready.
+
+        Raises:
+            ConfigError: There is no free slot.
+            FunctionError: The system has no process to give.
+        """
+        slot = next((slot for slot in self.slots if slot.is_free), None)
+        if slot is None:
+            raise ConfigError(
+                f"all {len(self.slots)} slots for devices are taken; drain a device, or start the "
+                f"pool with a larger --max-devices"
+            )
+        slot.config, slot.joined, slot.note, slot.failures = config, False, "", 0
+        try:
+            self._start(slot)
+        except OSError as error:  # no memory or no descriptor is left
+            raise FunctionError(f"no worker can be started: {error.strerror}") from error
+        return slot
+
+    def retire(self, slot: Slot) -> None:
+        """End a worker that nobody needs any more, or whose device is given up."""
+        worker = self._workers.pop(slot.device, None)
+        if worker is not None:
+            self._selector.unregister(worker.connection)
+            worker.kill()
+        slot.restart_at_s, slot.joined, slot.state = None, False, SlotState.DRAINED
+        self._platform.device_down(slot.device)
+        self._owner.worker_retired(slot.device)
 
     def tick(self) -> None:
         """Start what is due again; give up what does not start."""
@@ -135,7 +186,7 @@ class Fleet:
             reason = self._find_fault(worker, now_s)
             if reason is not None:
                 self.lose(worker, reason)
-        if len(self._workers) == self.num_devices and all(w.ready for w in self):
+        if all(slot.state is not SlotState.STARTING for slot in self.slots):
             self._spares.tick()
 
     def doubt(self, device: int) -> None:
@@ -154,7 +205,7 @@ class Fleet:
     def _find_fault(self, worker: WorkerProcess, now_s: float) -> str | None:
         """Why a worker has to be replaced, if it has."""
         config = self._config
-        started_s = self._started_s[worker.device]
+        started_s = self.slots[worker.device].started_s
         if not worker.ready:
             late = now_s - started_s > config.start_timeout_s
             return f"did not start within {config.start_timeout_s:g} s" if late else None
@@ -176,25 +227,31 @@ class Fleet:
         device = worker.device
         if self._workers.get(device) is not worker:
             return
+        slot, now_s = self.slots[device], self._clock.now_s()
+        self._sink.emit(WorkerLost(time_s=now_s, model="", device=device, reason=reason))
+        slot.restarts += 1
+        if slot.state is SlotState.DRAINING:
+            _log.warning("worker of device %d lost while it was drained (%s)", device, reason)
+            self.retire(slot)
+            return
+        if not slot.joined:
+            _log.warning("device %d does not join: its worker was lost (%s)", device, reason)
+            self.retire(slot)
+            slot.state, slot.note = SlotState.DOWN, f"did not join: {reason}"
+            return
         del self._workers[device]
         self._selector.unregister(worker.connection)
         worker.kill()
         self._platform.device_down(device, returns=True)
-        now_s = self._clock.now_s()
-        if worker.ready and now_s - self._started_s[device] >= _STEADY_S:
-            self._failures[device] = 0
-        wait_s = min(
-            _LONGEST_WAIT_S,
-            self._config.restart_backoff_s * 2 ** min(self._failures[device], 10),
-        )
-        if not self._failures[device] and self._spares.pids():
+        if worker.ready and now_s - slot.started_s >= _STEADY_S:
+            slot.failures = 0
+        wait_s = min(_LONGEST_WAIT_S, self._config.restart_backoff_s * 2 ** min(slot.failures, 10))
+        if not slot.failures and self._spares.pids():
             wait_s = 0.0  # it costs next to nothing
-        self._failures[device] += 1
-        self._restarts[device] += 1
-        self._restart_at_s[device] = now_s + wait_s
-        self._sink.emit(WorkerLost(time_s=now_s, model="", device=device, reason=reason))
+        slot.failures += 1
+        slot.state, slot.restart_at_s = SlotState.STARTING, now_s + wait_s
         _log.warning("worker of device %d lost (%s), restart in %.1f s", device, reason, wait_s)
-        self._owner.worker_lost(device, reason=reason, failures=self._failures[device])
+        self._owner.worker_lost(device, reason=reason, failures=slot.failures)
         self._start_due(now_s)
 
     def close(self) -> None:
@@ -204,22 +261,22 @@ class Fleet:
         self._spares.close()
 
     def _start_due(self, now_s: float) -> None:
-        for device, at_s in list(self._restart_at_s.items()):
-            if now_s >= at_s:
-                del self._restart_at_s[device]
-                self._start(device)
+        for slot in self.slots:
+            if slot.restart_at_s is not None and now_s >= slot.restart_at_s:
+                slot.restart_at_s = None
+                self._start(slot)
 
-    def _start(self, device: int) -> None:
-        config = self._config.workers[device]
+    def _start(self, slot: Slot) -> None:
+        assert slot.config is not None
         worker = WorkerProcess(
-            device,
-            config,
-            generation=self._restarts[device],
+            slot.device,
+            slot.config,
+            generation=slot.restarts,
             digests=self._digests,
-            launch=self._spares.take(config),
+            launch=self._spares.take(slot.config),
         )
-        self._workers[device] = worker
-        self._started_s[device] = self._clock.now_s()
+        self._workers[slot.device] = worker
+        slot.state, slot.started_s = SlotState.STARTING, self._clock.now_s()
         self._selector.register(
             worker.connection, selectors.EVENT_READ, lambda: self._hear(worker)
         )
@@ -251,7 +308,7 @@ class Fleet:
                 time_s=self._clock.now_s(),
                 model="",
                 device=worker.device,
-                restarts=self._restarts[worker.device],
+                restarts=self.slots[worker.device].restarts,
             )
         )
         self._owner.worker_ready(worker)

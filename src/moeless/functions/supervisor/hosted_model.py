@@ -1,6 +1,7 @@
 """A model as the supervisor knows it: where its weights are, who can serve it, who uses it."""
 
 import dataclasses
+from collections.abc import Collection
 
 from moeless.core.model import ModelSpec
 from moeless.errors import FunctionError
@@ -101,10 +102,9 @@ class HostedModel:
         """Whether a worker can serve the model."""
         return self._knowing.get(worker.device) is worker
 
-    @property
-    def num_knowing(self) -> int:
-        """Workers that can serve the model."""
-        return len(self._knowing)
+    def is_known_by_all(self, devices: Collection[int]) -> bool:
+        """Whether the workers of some devices, at least of one, can all serve the model."""
+        return bool(devices) and self._knowing.keys() >= set(devices)
 
     def introduction(self) -> Message:
         """The order that tells a worker about the model."""

@@ -96,7 +96,7 @@ class HostedModels:
         if model.placement is not None:
             self._platform.unbar(model.placement, worker.device)
             self._take_in(worker)
-        elif model.num_knowing == self._fleet.num_devices:
+        elif model.is_known_by_all(self._fleet.awaited):
             self._on_known(model)
 
     def worker_lost(self, device: int, *, reason: str, failures: int) -> None:
@@ -139,6 +139,19 @@ class HostedModels:
             )
         self._platform.bar(model.placement, worker.device, reason=reason)
         self._take_in(worker)
+
+    def worker_retired(self, device: int) -> None:
+        """A device has left: no engine waits for its worker any more."""
+        for model in self:
+            model.forgotten_by(device)
+            if model.placement is None and model.is_known_by_all(self._fleet.awaited):
+                self._on_known(model)
+
+    def replan(self) -> None:
+        """Plan all models again: other devices are in use, or budgets have changed."""
+        for model in self:
+            if model.consumer is not None:
+                model.consumer.start()
 
     def _replan_fixed(self) -> None:
         """Plans that do not follow loads still follow devices."""

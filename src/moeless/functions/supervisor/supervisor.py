@@ -1,7 +1,7 @@
 """The supervisor's loop: one thread, one selector, no locks.
 
 It waits for engines (attach, demand, loads that became known), for workers (loads that ended,
-deaths) and for time to pass; ``engines`` and ``fleet`` deal with them.
+deaths), for operators and for time to pass; ``engines``, ``fleet`` and ``admin`` deal with them.
 """
 
 import contextlib
@@ -9,18 +9,20 @@ import os
 import selectors
 import signal
 import socket
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
 from moeless.core.events import SupervisorWoken
 from moeless.core.ports import Clock, EventSink, KeepAlive
-from moeless.errors import ConfigError, FunctionError, MoelessError
+from moeless.errors import FunctionError, MoelessError
 from moeless.functions.messages import close_all, peer_uid, receive
 from moeless.functions.platform import Platform
+from moeless.functions.supervisor.admin import AdminDesk, listen
 from moeless.functions.supervisor.config import SupervisorConfig
+from moeless.functions.supervisor.devices import Devices
 from moeless.functions.supervisor.engines import MALFORMED, Engines, MakeController, reply
 from moeless.functions.supervisor.fleet import Fleet
+from moeless.functions.supervisor.pool_directory import PoolDirectory
 
 _TICK_S = 0.25
 
@@ -53,7 +55,10 @@ class Supervisor:
         self._clock = clock
         self._sink = sink
         self._platform = Platform(
-            [worker.budget_bytes for worker in config.workers],
+            [
+                *(worker.budget_bytes for worker in config.workers),
+                *[0] * (config.num_slots - len(config.workers)),
+            ],
             clock=clock,
             keep_alive=keep_alive,
             sink=sink,
@@ -75,6 +80,18 @@ class Supervisor:
             owner=self._engines.models,
         )
         self._engines.models.fleet = self._fleet
+        self._devices = Devices(
+            self._fleet,
+            platform=self._platform,
+            clock=clock,
+            sink=sink,
+            replan=self._engines.models.replan,
+        )
+        self._admin = AdminDesk(
+            PoolDirectory(Path(config.socket_path).parent).admin_socket,
+            selector=self._selector,
+            devices=self._devices,
+        )
         self._leave_at_s: float | None = None
         self._running = True
 
@@ -90,8 +107,9 @@ class Supervisor:
         owned = self._owner is not None
         signal.signal(signal.SIGINT, signal.SIG_IGN if owned else lambda *_: self._stop())
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        listener = self._listen()
+        listener = listen(Path(self._config.socket_path))
         try:
+            self._admin.open()
             self._selector.register(wake_read, selectors.EVENT_READ, lambda: _drain(wake_read))
             self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
             if self._owner is not None:
@@ -103,6 +121,7 @@ class Supervisor:
                 for key, _ in self._selector.select(max(0.0, next_tick_s - self._clock.now_s())):
                     self._note_waking("message")
                     key.data()
+                self._devices.follow()
                 self._engines.report_finished()
                 if self._clock.now_s() >= next_tick_s:
                     self._note_waking("tick")
@@ -110,25 +129,12 @@ class Supervisor:
                     next_tick_s = self._clock.now_s() + _TICK_S
         finally:
             self._fleet.close()
+            self._admin.close()
             listener.close()
             Path(self._config.socket_path).unlink(missing_ok=True)
 
     def _stop(self) -> None:
         self._running = False
-
-    def _listen(self) -> socket.socket:
-        path = Path(self._config.socket_path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        old_mask = os.umask(0o177)
-        try:
-            listener.bind(str(path))
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {path}: {error.strerror}") from error
-        finally:
-            os.umask(old_mask)
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        listener.listen(16)
-        return listener
 
     def _note_waking(self, cause: str) -> None:
         """For the record: what is decided from now on is decided for this position."""

@@ -174,11 +174,11 @@ function showDevices() {
   const states = Object.keys(state.instances);
   fillTable(
     get("devices"),
-    ["device", "memory", "", "tokens", ...states, "worker restarts"],
+    ["device", "state", "memory", "", "tokens", ...states, "worker restarts"],
     state.devices.map((name, device) => {
       const [held, most] = [state.resident_bytes[device], state.budget_bytes[device]];
       return [
-        name, `${bytes(held)} of ${bytes(most)}`, meter(held, most, `memory of ${name}`),
+        name, state.device_states[device], `${bytes(held)} of ${bytes(most)}`, meter(held, most, `memory of ${name}`),
         count(state.device_tokens[device]),
         ...states.map((kind) => count(state.instances[kind][device])),
         count(state.worker_restarts[device] ?? 0),
@@ -211,8 +211,15 @@ function showLayers() {
   );
 }
 
+// Devices may join and leave; those that have left are listed but do not count.
+function devicesInWords() {
+  const up = state.device_states.filter((kind) => kind === "up").length;
+  const others = state.device_states.filter((kind) => kind === "starting" || kind === "draining").length;
+  return `${up} device${up === 1 ? "" : "s"}${others ? ` (${others} coming or going)` : ""}`;
+}
+
 function showAll(figures) {
-  get("model").textContent = `${state.model} · ${state.layers} layers × ${state.experts} experts · ${state.devices.length} devices`;
+  get("model").textContent = `${state.model} · ${state.layers} layers × ${state.experts} experts · ${devicesInWords()}`;
   get("layer").max = state.layers - 1;
   showTiles(figures);
   showHeat();
