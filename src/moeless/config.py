@@ -54,8 +54,8 @@ class PolicyConfig:
         search_beside: Whether searches for better replica sets run beside planning. In the
             control loop itself they delay plans by milliseconds, but what they find no longer
             depends on when a thread ran: decisions can be repeated.
-        wake_ahead: Whether a step that finds its model cold has the layers behind loaded at once, in
-            their order; otherwise each is loaded when a forecast or its own tokens ask for it.
+        wake_ahead: Whether a step that finds its model cold has the layers behind loaded at once,
+            in their order; otherwise each is loaded when a forecast or its own tokens ask for it.
         eplb_interval_s: Seconds between plans of ``eplb``, which looks back as far.
         cost_model: What experts cost in time, for policies that optimise it: a JSON file of
             measurements or a model by name; None takes rough figures of the kind of device.
