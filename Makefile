@@ -25,8 +25,8 @@ test: $(STAMP)  ## Set up, check style, types and import rules, run the tests
 fuzz: $(STAMP)  ## Requests made up from the OpenAPI document, against a real server (3 minutes)
 	MOELESS_FUZZ_EXAMPLES=60 $(BIN)/python -m pytest tests/integration/serving/test_fuzz.py
 
-soak: $(STAMP)  ## Serve while workers are killed, hung, paused and throttled (7 minutes)
-	$(BIN)/python benchmarks/soak.py --minutes 2 --peace-minutes 1 --faults 8
+soak: $(STAMP)  ## Serve while workers are killed, hung, paused, throttled and drained (7 minutes)
+	$(BIN)/python benchmarks/soak.py --minutes 2 --peace-minutes 1 --faults 10
 
 browser: $(STAMP)  ## The dashboard in headless Chromium, where there is one (1 minute)
 	MOELESS_BROWSER=1 $(BIN)/python -m pytest tests/browser

@@ -7,7 +7,7 @@ the faults, and without what experts hold: how many replicas there are is a deci
 
     python benchmarks/soak.py --minutes 20 --faults 40      arrivals of the Azure trace, where
                                                             MOELESS_DATA_DIR has it
-    python benchmarks/soak.py --minutes 2 --faults 8        `make soak`
+    python benchmarks/soak.py --minutes 2 --faults 10       `make soak`
 
 Exit code 1: a request failed, an answer was wrong, memory changed by more than 3%, a worker was
 left stopped, or a process was left after the server's end.
