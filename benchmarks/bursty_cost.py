@@ -95,6 +95,7 @@ def replay(case: Case, workload: Workload) -> Outcome:
             cost_model=MACHINE,
             expert_shape=workload.expert,
             keep_alive_s=case.keep_alive_s,
+            options=PolicyOptions(memory_factor="auto"),  # as when serving
         )
     )
     prepared = replace(prepared, load_s=load_s(prepared, case.tier))
@@ -125,7 +126,7 @@ def load_s(prepared: PreparedReplay, tier: str) -> float:
 
 def record(case: Case, prepared: PreparedReplay) -> Recording:
     """As ``moeless replay`` does it, but loads ahead can be left out."""
-    trace, clock, options = prepared.trace, SimulatedClock(), PolicyOptions()
+    trace, clock, options = prepared.trace, SimulatedClock(), prepared.task.options
     keep_s = math.inf if is_serverful(case.policy) else case.keep_alive_s
     policies = build_policy_set(
         case.policy,
