@@ -3,6 +3,7 @@
 Single-threaded like the platform. It must not know torch, sockets or processes.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -17,6 +18,11 @@ class UsedModel(Protocol):
 
     keep_alive: KeepAlive | None
     left_s: float
+
+    @property
+    def demands(self) -> Mapping[int, object]:
+        """What tokens of its engines wait for."""
+        ...
 
     @property
     def engines(self) -> Mapping[int, object]:
@@ -59,6 +65,8 @@ class IdleInstances:
     def _keep_s(self, function: FunctionId, idle_s: float) -> float:
         """Seconds that an instance may be idle."""
         model = self._models[function.model]
+        if model.demands:
+            return math.inf  # what loads ahead must not leave before its layer's turn
         if not model.engines and self._clock.now_s() - model.left_s >= self._linger_s:
             return 0.0
         return (model.keep_alive or self._keep_alive).keep_s(function, idle_s=idle_s)

@@ -32,12 +32,12 @@ class Host:
 class Cold:
     """A model without a warm instance, with one engine."""
 
-    def __init__(self, *, layers=4, experts=4, devices=2, slots=100):
+    def __init__(self, *, layers=4, experts=4, devices=2, slots=100, keep_s=1e9):
         self.clock = ManualClock(0.0)
         self.platform = Platform(
             [slots * BYTES] * devices,
             clock=self.clock,
-            keep_alive=FixedKeepAlive(1e9),
+            keep_alive=FixedKeepAlive(keep_s),
             sink=MemorySink(),
         )
         spec = ModelSpec(
@@ -202,6 +202,20 @@ def test_no_more_is_woken_than_the_devices_hold():
         (2, 1),
     ]
     assert cold.board.warm_LED.sum() == 10
+
+
+def test_what_was_loaded_ahead_does_not_leave_while_tokens_wait():
+    cold = Cold(devices=1, keep_s=5.0)
+    cold.ask(0, range(4))
+    for _ in range(2):
+        cold.end_one()
+    cold.clock.advance(6.0)
+    cold.platform.tick()
+    assert not cold.hosts[0].evictions
+    cold.end_all()
+    cold.clock.advance(6.0)
+    cold.platform.tick()
+    assert len(cold.hosts[0].evictions) == 16
 
 
 def test_every_expert_has_a_first_copy_before_any_has_a_second_one():
