@@ -1,25 +1,34 @@
 """``moeless pool``: workers that several engines and models share."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.table import Table
 
+from moeless.cli.devices import show_bytes
 from moeless.cli.options import with_headroom, worker_fields, worker_options
 from moeless.config import ExpertsConfig
 from moeless.core.cluster import parse_bytes, parse_devices
+from moeless.functions.supervisor.admin_client import AdminClient
+from moeless.functions.supervisor.pool_search import find_pool
 from moeless.telemetry.log_format import configure_logging
 
 
 @click.group()
 def pool() -> None:
-    """Run a pool of devices that several engines and models share.
+    """Run a pool of devices that several engines and models share, and show its models.
+
+    moeless devices shows and changes its devices.
 
     \b
     Examples:
       moeless pool serve --pool /tmp/moe --devices cuda:0,1 --device-memory 60GB
       moeless serve ./Mixtral-8x7B-Instruct --pool /tmp/moe --memory-share 50%
       moeless serve ./OLMoE-1B-7B --pool /tmp/moe --port 8001
+      moeless pool list --pool /tmp/moe
     """
 
 
@@ -90,3 +99,49 @@ def serve(directory: Path, **options: Any) -> None:
         click.echo(f"moeless: a pool of {them} is served in {directory} (Ctrl-C stops)")
 
     serve_pool(config, directory, on_ready=announce)
+
+
+@pool.command(name="list")
+@click.option(
+    "--pool",
+    "directory",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Directory of the pool; default: the only one of yours that runs.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with bytes as numbers.")
+def list_models(directory: Path | None, as_json: bool) -> None:
+    """Show the models of a running pool: who uses them, and what they hold.
+
+    \b
+    States:
+      starting   workers learn the model
+      busy       it has requests
+      idle       it has none: what it holds beyond its share goes to busy models
+      asleep     it has had none for a minute: its share does as well
+      left       its last engine has gone
+
+    \b
+    Examples:
+      moeless pool list
+      moeless pool list --pool /tmp/moe --json
+    """
+    with AdminClient(find_pool(directory).admin_socket) as admin:
+        found = admin.list_models()
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    table = Table()
+    for name in ("model", "state", "engines", "share", "guaranteed", "held", "instances"):
+        table.add_column(name, justify="left" if name in ("model", "state") else "right")
+    for each in found:
+        table.add_row(
+            each["model"],
+            each["state"],
+            str(each["engines"]),
+            each["share"],
+            show_bytes(each["guaranteed_bytes"]),
+            show_bytes(each["held_bytes"]),
+            f"{each['instances']:,}",
+        )
+    Console().print(table)

@@ -80,12 +80,17 @@ def ask(server):
 
 
 def test_a_server_attaches_and_its_end_or_death_leaves_the_pool_as_it_was(
-    start_pool, start_serving, serving, model_dir, directory
+    start_pool, start_serving, serving, model_dir, directory, capsys
 ):
     pool = start_pool()
     options = ["--dtype", "float32", "--pool", str(directory), "--memory-share", "50%"]
     server = start_serving(model_dir, *options)
     assert ask(server) == ask(serving)
+    assert run(["pool", "list", "--pool", str(directory), "--json"]) == 0
+    (shown,) = json.loads(capsys.readouterr().out)
+    assert (shown["model"], shown["engines"], shown["share"]) == ("tiny-granite", 1, "50%")
+    assert shown["guaranteed_bytes"] == 20_000_000
+    assert 0 < shown["held_bytes"] <= 40_000_000
     assert not [child for child in server.family if child.is_running()], "it started no workers"
     server.stop(signal.SIGKILL)
     assert pool.process.poll() is None

@@ -46,6 +46,11 @@ class FakeDevices:
             raise FunctionError("it is busy")
 
 
+class Models:
+    def describe(self):
+        return [{"model": "m", "state": "idle"}]
+
+
 class Desk:
     """An admin desk whose loop runs in a thread."""
 
@@ -53,7 +58,9 @@ class Desk:
         self.path = directory / "admin.sock"
         self.devices = FakeDevices()
         self.selector = selectors.DefaultSelector()
-        self.desk = AdminDesk(self.path, selector=self.selector, devices=self.devices)
+        self.desk = AdminDesk(
+            self.path, selector=self.selector, devices=self.devices, models=Models()
+        )
         self.desk.open()
         self.running = True
         self.failure = None
@@ -249,3 +256,8 @@ def test_the_only_pool_that_runs_is_found_and_several_have_to_be_named(desk, fol
 def test_a_named_pool_must_be_one(folder):
     with pytest.raises(ConfigError, match="no pool is there"):
         find_pool(folder / "nothing")
+
+
+def test_models_are_listed(desk):
+    with AdminClient(desk.path) as admin:
+        assert admin.list_models() == [{"model": "m", "state": "idle"}]

@@ -15,6 +15,7 @@ from typing import Any
 from moeless.errors import ConfigError, FunctionError, MoelessError
 from moeless.functions.messages import Message, close_all, peer_uid, receive, send
 from moeless.functions.supervisor.devices import Devices
+from moeless.functions.supervisor.models import HostedModels
 
 _MOST_CONNECTIONS = 16
 _MOST_BYTES = 1 << 60
@@ -27,16 +28,26 @@ class AdminDesk:
         path: Where its socket is made, mode 0600.
         selector: Wakes the supervisor's loop; data is what to call.
         devices: What operators ask about.
+        models: What else.
     """
 
-    def __init__(self, path: Path, *, selector: selectors.BaseSelector, devices: Devices) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        selector: selectors.BaseSelector,
+        devices: Devices,
+        models: HostedModels,
+    ) -> None:
         self._path = path
         self._selector = selector
         self._devices = devices
+        self._models = models
         self._listener: socket.socket | None = None
         self._connections: set[socket.socket] = set()
         self._answers = {
             "list": self._list,
+            "models": self._list_models,
             "add": self._add,
             "drain": self._drain,
             "budget": self._set_budget,
@@ -110,6 +121,9 @@ class AdminDesk:
 
     def _list(self, _message: Message) -> Message:
         return {"devices": self._devices.describe()}
+
+    def _list_models(self, _message: Message) -> Message:
+        return {"models": self._models.describe()}
 
     def _add(self, message: Message) -> Message:
         kind, cores = message.get("kind"), message.get("cores", [])

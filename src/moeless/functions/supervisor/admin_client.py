@@ -43,6 +43,11 @@ class AdminClient:
         devices: list[dict[str, Any]] = self.ask({"op": "list"})["devices"]
         return devices
 
+    def list_models(self) -> list[dict[str, Any]]:
+        """All models, as ``HostedModels.describe`` has them."""
+        models: list[dict[str, Any]] = self.ask({"op": "models"})["models"]
+        return models
+
     def add(
         self, kind: str, *, budget_bytes: int | None = None, cores: tuple[int, ...] = ()
     ) -> int:

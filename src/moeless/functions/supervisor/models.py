@@ -5,6 +5,7 @@ It knows nothing of connections: their owner is told when a model can be used, o
 
 import logging
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from moeless.core.model import ModelSpec
 from moeless.functions.messages import Message
@@ -70,6 +71,30 @@ class HostedModels:
     def workers_of(self, model: HostedModel) -> Iterator[WorkerProcess]:
         """The workers that can serve a model now."""
         return (worker for worker in self._fleet if model.is_known_by(worker))
+
+    def describe(self) -> list[dict[str, Any]]:
+        """All models as JSON objects."""
+        return [self._describe(model) for model in self]
+
+    def _describe(self, model: HostedModel) -> dict[str, Any]:
+        placement = model.placement
+        held: list[int] = []
+        if placement is not None:
+            of_model = model.spec.model_id
+            everything = (i for pool in self._platform.pools for i in pool.instances())
+            held = [i.num_bytes for i in everything if i.function.model == of_model]
+        return {
+            "model": model.spec.model_id,
+            "engines": len(model.engines),
+            "state": _state_of(model),
+            "share": str(placement.share) if placement is not None else "",
+            "guaranteed_bytes": 0
+            if placement is None
+            else sum(placement.share.bytes_of(p.budget_bytes) for p in self._platform.pools),
+            "held_bytes": sum(held),
+            "instances": len(held),
+            "directory": model.source[0],
+        }
 
     # Workers
 
@@ -163,3 +188,14 @@ class HostedModels:
     def _fleet(self) -> Fleet:
         assert self.fleet is not None
         return self.fleet
+
+
+def _state_of(model: HostedModel) -> str:
+    placement = model.placement
+    if placement is None:
+        return "starting"
+    if not model.engines:
+        return "left"
+    if placement.is_busy():
+        return "busy"
+    return "asleep" if placement.activity.is_asleep() else "idle"

@@ -91,6 +91,7 @@ class Supervisor:
             PoolDirectory(Path(config.socket_path).parent).admin_socket,
             selector=self._selector,
             devices=self._devices,
+            models=self._engines.models,
         )
         self._leave_at_s: float | None = None
         self._running = True
