@@ -46,7 +46,10 @@ from moeless.errors import MoelessError
 
 SETTLE_S = 15.0
 """A worker that was lost last has a successor by then, which has loaded what is planned."""
-WARM_UP_ROUNDS = 4
+WARM_UP_ROUNDS = 2
+FULL_BATCH = 32
+"""Sequences that run at the same time (`--max-batch-size` by default). Memory is compared after a
+full batch: an engine keeps what its largest one took, and with faults requests pile up."""
 STOCKS = 4
 """Moments of which the one counts in which least is held: an allocator keeps up to 64 MB of what
 was freed last, or gives it back, as it happens."""
@@ -133,7 +136,7 @@ async def watched(run: Awaitable[Outcome], still: Stillness) -> Outcome:
 async def settle(server: Server, traffic: Traffic) -> dict:
     """Bring the server into a state that can be compared, and see what it holds."""
     await asyncio.sleep(SETTLE_S)
-    await traffic.run_all_at_once(WARM_UP_ROUNDS)
+    await traffic.run_all_at_once(WARM_UP_ROUNDS, copies=-(-FULL_BATCH // len(traffic.references)))
     stocks = []
     for _ in range(STOCKS):
         await traffic.run_all_at_once(1)

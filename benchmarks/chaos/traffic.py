@@ -117,11 +117,12 @@ class Traffic:
         await asyncio.gather(*running)
         return outcome
 
-    async def run_all_at_once(self, times: int) -> Outcome:
+    async def run_all_at_once(self, times: int, *, copies: int = 1) -> Outcome:
         """Every prompt, the same requests each time: so that memory can be compared."""
         outcome = Outcome()
         for _ in range(times):
-            await asyncio.gather(*(self._ask(known, outcome, 0.0) for known in self.references))
+            known = self.references * copies
+            await asyncio.gather(*(self._ask(each, outcome, 0.0) for each in known))
         return outcome
 
     async def _ask(self, known: Reference, out: Outcome, arrival_s: float) -> None:
