@@ -284,6 +284,7 @@ class ExpertDispatcher:
             count_E=count_E,
             device_tokens_D=share_ED.sum(axis=0),
             segments=int(np.count_nonzero(used_ED)),
+            devices_up=int(np.count_nonzero(self._board.device_up_D)),
         )
 
     def _warm_ED(self, layer: int) -> NDArray[np.bool_]:

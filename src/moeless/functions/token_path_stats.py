@@ -52,10 +52,18 @@ class TokenPathStats:
         self.warm_replicas += warm
 
     def record_split(
-        self, layer: int, *, count_E: CountArray, device_tokens_D: CountArray, segments: int
+        self,
+        layer: int,
+        *,
+        count_E: CountArray,
+        device_tokens_D: CountArray,
+        segments: int,
+        devices_up: int | None = None,
     ) -> None:
         """A layer's tokens [E] went to devices [D], to ``segments`` replicas in all."""
-        self.layers.record_split(layer, count_E=count_E, device_tokens_D=device_tokens_D)
+        self.layers.record_split(
+            layer, count_E=count_E, device_tokens_D=device_tokens_D, in_use=devices_up
+        )
         self.layers.record_warm_starts(layer, segments)
 
     def record_layer(self, layer: int, *, seconds: float, warm_replicas: int) -> None:
