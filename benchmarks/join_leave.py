@@ -33,7 +33,7 @@ from provenance import provenance
 
 from moeless.errors import MoelessError
 from moeless.functions.supervisor.admin_client import AdminClient
-from moeless.functions.supervisor.pool_search import running_pools
+from moeless.functions.supervisor.pool_directory import PoolDirectory
 
 DEADLINE_S = 240.0
 """Others may use the machine, too."""
@@ -242,12 +242,10 @@ def main() -> int:
     parser.add_argument("serve", nargs="*", help="further options of moeless serve, after --")
     args = parser.parse_args()
     log = args.log or Path(tempfile.mkstemp(prefix="moeless-join-leave-", suffix=".log")[1])
-    known = {pool.path for pool in running_pools()}
     server = Server(args.model, ["--devices", "cpu:2", *args.serve], log)
     print(f"serving on {server.url}, log in {log}", flush=True)
     try:
-        pools = [p for p in running_pools() if p.path not in known]
-        report = asyncio.run(run_cycles(args, server, pools[0].admin_socket))
+        report = asyncio.run(run_cycles(args, server, PoolDirectory(server.pool).admin_socket))
     except MoelessError as error:
         print(f"join_leave: {error}", file=sys.stderr)
         return 2

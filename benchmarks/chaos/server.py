@@ -74,10 +74,15 @@ class Server:
             return "supervisor"
         return "spare" if process.name() == SPARE_NAME else "worker"
 
+    @property
+    def pool(self) -> Path:
+        """The directory of its pool's sockets."""
+        (found,) = self._folder.iterdir()
+        return found
+
     async def run(self, *arguments: str) -> str | None:
         """A command of ours about this server's pool; None if it failed, with its error shown."""
-        (pool,) = self._folder.iterdir()
-        command = [sys.executable, "-m", "moeless", *arguments, "--pool", str(pool)]
+        command = [sys.executable, "-m", "moeless", *arguments, "--pool", str(self.pool)]
         process = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
