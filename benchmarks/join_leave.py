@@ -165,7 +165,7 @@ async def busy(traffic: Traffic, outcome: Outcome) -> AsyncIterator[None]:
 
 async def run_cycles(args: argparse.Namespace, server: Server, pool: Path) -> dict:
     """All of it."""
-    traffic, outcome = Traffic(server.url), Outcome()
+    traffic, outcome = Traffic(server.url, timeout_s=600.0), Outcome()
     prompts = resources.files("moeless.cli").joinpath("demo_prompts.txt").read_text("utf8")
     stocks = []
     with AdminClient(pool) as admin:
