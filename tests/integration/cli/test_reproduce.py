@@ -15,7 +15,7 @@ from moeless.workloads.prompts import DATA_DIR_VARIABLE
 from moeless.workloads.routing_trace import write_trace
 from moeless.workloads.synthetic import TraceSize, power_law
 from moeless_experiments.context import Context
-from moeless_experiments.studies.forecast_replays import Setting, make_trace, replay
+from moeless_experiments.studies.forecast_replays import Asked, Setting, make_trace, replay
 from moeless_experiments.studies.predictor_bench import SMALL_BATCHES
 from moeless_experiments.studies.predictor_kinds import RIDGE
 
@@ -122,10 +122,10 @@ def test_a_trace_with_forecasts_is_replayed(tmp_path, shards):
     context = Context(out=tmp_path, cache=tmp_path / "cache", quick=True, threads=1, shards=shards)
     case = ("demo16", "arena", "sharegpt")
     trace = make_trace(context, case, 1, RIDGE, SMALL_BATCHES)
-    setting = Setting("moeless", 1.5)
-    found = replay(context, trace, "recorded", [setting], distance=1, expert_shape="4096x14336")
-    assert list(found) == [setting]
-    assert 1.0 <= found[setting]["straggler_ratio"]["mean"] < 2.0
+    asked = Asked(trace, "recorded", Setting("moeless", 1.5))
+    found = replay(context, [asked], distance=1, expert_shape="4096x14336")
+    assert list(found) == [asked]
+    assert 1.0 <= found[asked]["straggler_ratio"]["mean"] < 2.0
 
 
 @pytest.fixture(scope="module")
