@@ -39,8 +39,11 @@ def large(tmp_path_factory, tokens_of):
 
 
 def limit_memory(pid, num_bytes):
-    """Have no more address space than this; the limit can be lifted again."""
-    psutil.Process(pid).rlimit(psutil.RLIMIT_AS, (num_bytes, resource.RLIM_INFINITY))
+    """Have no more private writable memory than this; the limit can be lifted again.
+
+    Not address space: what an allocator reserves for each thread, and never uses, counts there.
+    """
+    psutil.Process(pid).rlimit(psutil.RLIMIT_DATA, (num_bytes, resource.RLIM_INFINITY))
 
 
 def test_loads_that_find_no_memory_are_rolled_back_and_repeated_and_no_token_changes(
@@ -55,9 +58,8 @@ def test_loads_that_find_no_memory_are_rolled_back_and_repeated_and_no_token_cha
     planned_LED = board.planned_LED.copy()
     victim = served.worker_pids()[0]
     held = served.client.report()["resident_bytes_D"][1]
-    # Room for three of the four experts that it will be told to load; laying one out takes as
-    # much again for a moment, and its own threads take some of it.
-    limit_memory(successor, psutil.Process(successor).memory_info().vms + held * 3 // 4)
+    # What its predecessor has, which serves the same, without the last of its four experts.
+    limit_memory(successor, psutil.Process(victim).memory_info().data - held // 4)
 
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: served.client.report()["failed_loads_D"][0] > 0)
