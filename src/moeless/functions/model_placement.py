@@ -345,7 +345,9 @@ class ModelPlacement:
         """Warm replicas that need not wait for their keep-alive to end, as (expert, device).
 
         They are no longer planned and their expert is warm in a planned place: all of those if
-        the plan in force says so, else as many as the layer has beyond ``max_replicas``.
+        the plan in force says so, else as many as the layer has beyond ``max_replicas``. A device
+        that holds more than its budget is no such place: what it has was loaded elsewhere so that
+        it can leave.
         """
         if not self.releases_L[layer] and self.max_replicas is None:
             return []
@@ -353,7 +355,8 @@ class ModelPlacement:
         retired_ED = warm_ED > planned_ED
         if not retired_ED.any():
             return []
-        served_E = np.logical_and(warm_ED, planned_ED).any(axis=1)
+        stays_D = np.array([pool.free_bytes >= 0 for pool in self._platform.pools])
+        served_E = np.logical_and(warm_ED, planned_ED)[:, stays_D].any(axis=1)
         found = np.argwhere(retired_ED & served_E[:, None])
         if not self.releases_L[layer]:
             assert self.max_replicas is not None

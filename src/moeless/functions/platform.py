@@ -382,6 +382,8 @@ class Platform:
     def release_surplus(self, model: ModelPlacement, layer: int) -> None:
         """Evict a layer's surplus replicas; later if the layer is being computed now."""
         surplus = model.surplus(layer)
+        if any(pool.free_bytes < 0 for pool in self.pools):
+            model.held_back.add(layer)  # there may be more once those devices keep their budgets
         if not surplus:
             return
         if model.is_running(layer):

@@ -56,12 +56,13 @@ class Parts:
             self.plan(layer, [[1] + [0] * (len(slots) - 1)] * EXPERTS)
         self.finish()
 
-    def plan(self, layer, replicas_ED):
+    def plan(self, layer, replicas_ED, *, release=False):
         plan = Plan(
             step=1,
             layer=layer,
             replicas_ED=np.array(replicas_ED, dtype=np.uint8),
             load_E=np.ones(EXPERTS),
+            release=release,
         )
         self.model.apply(plan, decision_s=0.0)
 
@@ -90,6 +91,28 @@ def test_last_copies_leave_only_when_they_are_warm_elsewhere():
     parts.finish()
     assert (parts.held(0), parts.held(1)) == (0, 8)
     assert parts.board.warm_LED[:, :, 1].all()
+
+
+@pytest.mark.parametrize("budget", [0, 3 * BYTES])
+def test_what_was_loaded_so_that_others_can_leave_is_not_released_again(budget):
+    parts = Parts()
+    for layer in range(LAYERS):
+        parts.plan(layer, [[1, 0], [1, 0]], release=True)
+    loads = []
+    parts.hosts[1].load = lambda function: (
+        loads.append(function),
+        Host.load(parts.hosts[1], function),
+    )
+    parts.platform.set_budget(0, budget)
+    for _ in range(50):  # each turn ends what there is, and begins what follows from it
+        for device, host in enumerate(parts.hosts):
+            for function in [host.loads.pop() for _ in list(host.loads)]:
+                parts.platform.loaded(device, function)
+            for function, reason in [host.evictions.pop() for _ in list(host.evictions)]:
+                parts.platform.evicted(device, function, reason=reason)
+    assert parts.held(0) == budget // BYTES
+    assert len(loads) == len(set(loads)) == LAYERS * EXPERTS - budget // BYTES
+    assert parts.board.warm_LED.any(axis=2).all()
 
 
 def test_what_is_needed_soonest_is_loaded_elsewhere_first():
