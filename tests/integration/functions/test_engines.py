@@ -175,6 +175,7 @@ def test_demands_of_two_engines_are_answered_to_the_one_that_made_them(
     for thread in threads:
         thread.join()
     assert results == [expected, expected]
-    assert first.client.report()["blocking_loads"] > 0
+    # Who waited for most of them depends on who came first.
+    assert sum(served.client.report()["blocking_loads"] for served in (first, second)) > 0
     second.close()
     first.close()
