@@ -10,7 +10,8 @@ from typing import Protocol
 from moeless.core.model import FunctionId
 from moeless.functions.lifecycle import Instance, State
 from moeless.functions.model_placement import ModelPlacement
-from moeless.functions.pool import DevicePool, PoolOrder
+from moeless.functions.pool import DevicePool
+from moeless.functions.pool_order import PoolOrder
 
 
 class Want(Protocol):

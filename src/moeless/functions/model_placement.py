@@ -111,6 +111,7 @@ class ModelPlacement:
         share: MemoryShare = NO_SHARE,
         keep_alive: KeepAlive | None = None,
     ) -> None:
+        self.meter = meter
         self.spec = spec
         self.function_bytes = function_bytes
         self.board = board

@@ -14,25 +14,22 @@ import numpy as np
 from moeless.core.events import Event, InstanceEvicted, InstanceLoaded, LoadFailed
 from moeless.core.memory_share import NO_SHARE, MemoryShare
 from moeless.core.model import FunctionId, ModelSpec
-from moeless.core.plan import CountArray, ReplicaArray
+from moeless.core.plan import CountArray
 from moeless.core.ports import Clock, EventSink, KeepAlive
 from moeless.errors import FunctionError
 from moeless.functions.billing import ResidencyMeter
 from moeless.functions.board import EngineBoard, ModelBoard
 from moeless.functions.demands import DemandDesk, DemandResult
+from moeless.functions.departures import Departures
 from moeless.functions.evacuation import Evacuation
+from moeless.functions.host_orders import HostOrders
 from moeless.functions.host_port import HostPort
 from moeless.functions.idle_instances import IdleInstances
-from moeless.functions.lifecycle import Instance
 from moeless.functions.load_retries import LoadRetries
 from moeless.functions.model_placement import ModelPlacement
 from moeless.functions.need_order import NeedOrder
-from moeless.functions.pool import DevicePool, Evict, Load
+from moeless.functions.pool import DevicePool
 from moeless.functions.sharing import Sharing
-
-_MAX_DRAINING = 64
-"""Evictions in flight on one device beyond which no idle instance is retired: a host's orders and
-our side of its reports must never both pile up."""
 
 
 class Platform:
@@ -56,7 +53,6 @@ class Platform:
         linger_s: float = math.inf,
     ) -> None:
         self.clock = clock
-        self.hosts: dict[int, HostPort] = {}
         self.models: dict[str, ModelPlacement] = {}
         self.pools: list[DevicePool] = []
         self._returning: set[int] = set()
@@ -70,11 +66,18 @@ class Platform:
         ]
         self.in_use = self._find_in_use()
         """Devices that have a budget, up or not: plans are made for those."""
-        self.meters: dict[str, ResidencyMeter] = {}
-        self._idle = IdleInstances(self.models, keep_alive, clock=clock, linger_s=linger_s)
-        self._evacuation = Evacuation(self.pools, self.models, order=order, want=self.want)
+        self.orders = HostOrders(self.models, clock=clock)
+        self._departures = Departures(
+            self.pools,
+            self.orders,
+            evacuation=Evacuation(self.pools, self.models, order=order, want=self.want),
+            idle=IdleInstances(self.models, keep_alive, clock=clock, linger_s=linger_s),
+            clock=clock,
+        )
+        self.loading_ED = self.orders.loading_ED
+        self.release_surplus = self._departures.release_surplus
+        self.release_held_back = self._departures.release_held_back
         self._sink = sink
-        self._load_began_s: dict[tuple[FunctionId, int], float] = {}
         self._retries = LoadRetries()
 
     # Models and devices
@@ -107,18 +110,17 @@ class Platform:
         if spec.model_id in self.models:
             raise FunctionError(f"a model is known as {spec.model_id}")
         self._sharing.check(spec, function_bytes, share)
-        self.meters[spec.model_id] = ResidencyMeter(spec.num_layers, now_s=self.clock.now_s())
         model = ModelPlacement(
             self,
             spec=spec,
             function_bytes=function_bytes,
             board=board,
-            meter=self.meters[spec.model_id],
+            meter=ResidencyMeter(spec.num_layers, now_s=self.clock.now_s()),
             max_replicas=max_replicas,
             share=share,
             keep_alive=keep_alive,
         )
-        board.device_up_D[:] = [device in self.hosts for device in range(len(self.pools))]
+        board.device_up_D[:] = [device in self.orders.hosts for device in range(len(self.pools))]
         self.models[spec.model_id] = model
         return model
 
@@ -169,7 +171,7 @@ class Platform:
 
     def device_up(self, device: int, host: HostPort) -> None:
         """A device's host is ready; what is planned for it is loaded."""
-        self.hosts[device] = host
+        self.orders.hosts[device] = host
         self._returning.discard(device)
         self._retries.forget_device(device)
         for model in self.models.values():
@@ -194,7 +196,7 @@ class Platform:
 
     def unbar(self, model: ModelPlacement, device: int) -> None:
         """A device can serve a model again."""
-        if model.barred.pop(device, None) is not None and device in self.hosts:
+        if model.barred.pop(device, None) is not None and device in self.orders.hosts:
             self._open_device(model, device)
             self.advance()
 
@@ -229,7 +231,7 @@ class Platform:
             device: Which one.
             returns: A new host is on its way: what no other device can hold waits for it.
         """
-        self.hosts.pop(device, None)
+        self.orders.hosts.pop(device, None)
         self._returning.discard(device)
         if returns:
             self._returning.add(device)
@@ -238,8 +240,8 @@ class Platform:
             model.board.warm_LED[:, :, device] = 0
             model.unsettle()
         for instance in self.pools[device].lost(now_s=self.clock.now_s()):
-            self._account(instance, -1)
-        self._load_began_s = {k: v for k, v in self._load_began_s.items() if k[1] != device}
+            self.orders.note_freed(instance)
+        self.orders.forget_device(device)
         self.advance()
 
     def check_budgets(self, budgets_bytes: Sequence[int]) -> None:
@@ -309,7 +311,7 @@ class Platform:
         """A load has ended well."""
         now_s = self.clock.now_s()
         instance = self.pools[device].loaded(function, now_s=now_s)
-        began_s = self._load_began_s.pop((function, device), now_s)
+        began_s = self.orders.end_load(function, device)
         model = self.models[function.model]
         place = function.layer, function.expert, device
         model.earlier_used_ns_LED[place] = int(now_s * 1e9)
@@ -332,8 +334,8 @@ class Platform:
     def failed(self, device: int, function: FunctionId, *, reason: str) -> None:
         """A load has failed and was rolled back; the plan in force stays."""
         now_s = self.clock.now_s()
-        self._account(self.pools[device].failed(function, now_s=now_s), -1)
-        self._load_began_s.pop((function, device), None)
+        self.orders.note_freed(self.pools[device].failed(function, now_s=now_s))
+        self.orders.end_load(function, device)
         model = self.models[function.model]
         model.failed_loads[device] += 1
         model.unsettle(function.layer)
@@ -344,8 +346,7 @@ class Platform:
 
     def evicted(self, device: int, function: FunctionId, *, reason: str) -> None:
         """An eviction has been carried out."""
-        now_s = self.clock.now_s()
-        self._account(self.pools[device].evicted(function, now_s=now_s), -1)
+        self.orders.note_freed(self.pools[device].evicted(function, now_s=self.clock.now_s()))
         model = self.models[function.model]
         model.evictions += 1
         self._tell(InstanceEvicted, function, device, reason=reason)
@@ -361,12 +362,7 @@ class Platform:
             self.release_held_back(model)
             model.account.settle()
         self._sharing.look()
-        for pool in self.pools:
-            expired = self._idle.expired(pool, now_s=now_s)
-            for instance in expired[: max(0, _MAX_DRAINING - pool.num_draining)]:
-                self._carry_out(
-                    pool, pool.evict(instance.function, reason="keep-alive", now_s=now_s)
-                )
+        self._departures.retire_idle()
 
     def _try_again(self, now_s: float) -> None:
         for function, device in self._retries.due(now_s=now_s):
@@ -379,80 +375,20 @@ class Platform:
                 self._retries.note_success(function, device)  # nobody wants it any more
         self.advance()
 
-    def release_surplus(self, model: ModelPlacement, layer: int) -> None:
-        """Evict a layer's surplus replicas; later if the layer is being computed now."""
-        surplus = model.surplus(layer)
-        if any(pool.free_bytes < 0 for pool in self.pools):
-            model.held_back.add(layer)  # there may be more once those devices keep their budgets
-        if not surplus:
-            return
-        if model.is_running(layer):
-            model.held_back.add(layer)
-            return
-        now_s = self.clock.now_s()
-        for expert, device in surplus:
-            pool = self.pools[device]
-            if pool.num_draining >= _MAX_DRAINING:
-                model.held_back.add(layer)
-                continue
-            function = model.function(layer, expert)
-            self._carry_out(pool, pool.evict(function, reason="released", now_s=now_s))
-
-    def release_held_back(self, model: ModelPlacement) -> None:
-        """Evict what could not be released when it became surplus."""
-        for layer in sorted(model.held_back):
-            if not model.is_running(layer):
-                model.held_back.discard(layer)
-                self.release_surplus(model, layer)
-
     def advance(self) -> None:
         """Issue all loads and evictions that the pools want and can afford now."""
-        now_s = self.clock.now_s()
         for model in self.models.values():
             self._desk.pursue(model)
+        self._departures.evacuate()
         for pool in self.pools:
-            if pool.free_bytes < 0 and pool.device in self.hosts:
-                self._evacuate(pool, now_s)
-        for pool in self.pools:
-            if pool.device in self.hosts:
-                orders = pool.advance(now_s=now_s)
-                while orders:
-                    self._carry_out(pool, orders)
-                    orders = pool.advance(now_s=now_s)
-
-    def loading_ED(self, model: ModelPlacement, layer: int) -> ReplicaArray:
-        """1 where an instance of the layer is loading, uint8 [E, D]."""
-        loading = np.zeros(model.board.warm_LED.shape[1:], dtype=np.uint8)
-        for function, device in self._load_began_s:
-            if function.model == model.spec.model_id and function.layer == layer:
-                loading[function.expert, device] = 1
-        return loading
+            if pool.device in self.orders.hosts:
+                self.orders.advance(pool)
 
     def slots_D(self, model: ModelPlacement) -> CountArray:
         """Instances that a model may plan for on each device, int64 [D]."""
         return self._sharing.slots_D(model)
 
     # Details
-
-    def _evacuate(self, pool: DevicePool, now_s: float) -> None:
-        reason = "budget" if pool.budget_bytes else "drained"
-        leavers = self._evacuation.leavers(pool)
-        for function in leavers[: max(0, _MAX_DRAINING - pool.num_draining)]:
-            self._carry_out(pool, pool.evict(function, reason=reason, now_s=now_s))
-
-    def _carry_out(self, pool: DevicePool, orders: list[Load | Evict]) -> None:
-        for order in orders:
-            host = self.hosts[pool.device]
-            model = self.models[order.function.model]
-            if isinstance(order, Load):
-                self._load_began_s[order.function, pool.device] = self.clock.now_s()
-                self._account(pool.instance(order.function), +1)
-                host.load(order.function)
-            else:
-                layer, expert = order.function.layer, order.function.expert
-                model.board.warm_LED[layer, expert, pool.device] = 0
-                model.unsettle(layer)
-                host.evict(order.function, reason=order.reason)
 
     def _tell(
         self, kind: Callable[..., Event], function: FunctionId, device: int, **more: Any
@@ -461,10 +397,4 @@ class Platform:
         now_s = self.clock.now_s()
         self._sink.emit(
             kind(time_s=now_s, model=model, layer=layer, expert=expert, device=device, **more)
-        )
-
-    def _account(self, instance: Instance, sign: int) -> None:
-        """An instance has begun (+1) or ceased (-1) to hold its bytes."""
-        self.meters[instance.function.model].add_bytes(
-            instance.function.layer, sign * instance.num_bytes, now_s=self.clock.now_s()
         )

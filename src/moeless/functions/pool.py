@@ -6,53 +6,15 @@ its eviction has been confirmed. Only a budget that was made smaller is exceeded
 to leave has left. It must not know processes, sockets or torch.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from moeless.core.model import FunctionId
 from moeless.errors import BudgetError
 from moeless.functions.lifecycle import Instance, State, Step
-
-
-class PoolOrder(Protocol):
-    """Ranks functions: what is needed first, and what would be missed least."""
-
-    def moment(self) -> object:
-        """Something that differs from before whenever an answer of ``needed_in`` may."""
-        ...
-
-    def needed_in(self, function: FunctionId) -> int:
-        """Layers until the function's layer runs next; lower is loaded first."""
-        ...
-
-    def waits_since(self, function: FunctionId) -> int:
-        """Place of those whose tokens wait for the function; lower waits for longer."""
-        ...
-
-    def worth(self, instance: Instance) -> tuple[float, ...]:
-        """Lower goes first."""
-        ...
-
-    def turn_of(
-        self,
-        victim: Instance,
-        *,
-        for_load: FunctionId,
-        blocking: bool,
-        leaving: Mapping[str, int],
-    ) -> int | None:
-        """When a victim has to make room for a function; None if it need not.
-
-        Args:
-            victim: A warm instance.
-            for_load: The function.
-            blocking: Tokens wait for it.
-            leaving: Bytes that make room for it already, by model.
-        """
-        ...
+from moeless.functions.load_queue import LoadQueue, Wanted
+from moeless.functions.pool_order import PoolOrder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,17 +30,6 @@ class Evict:
 
     function: FunctionId
     reason: str
-
-
-_Urgency = tuple[int, bool, int, float, FunctionId]
-
-
-@dataclass(kw_only=True)
-class _Wanted:
-    num_bytes: int
-    load_tokens: float
-    blocking: bool
-    spare: bool
 
 
 class DevicePool:
@@ -99,10 +50,7 @@ class DevicePool:
         self._order = order
         self._max_loads = max_loads
         self._instances: dict[FunctionId, Instance] = {}
-        self._wanted: dict[FunctionId, _Wanted] = {}
-        self._queue: list[tuple[FunctionId, _Wanted]] | None = None
-        self._queue_begin = 0
-        self._queue_moment: object = None
+        self._queue = LoadQueue(order)
         self._held_bytes = 0
         self._bytes_of: Counter[str] = Counter()
         self._draining_bytes = 0
@@ -135,17 +83,13 @@ class DevicePool:
         that the budget cannot hold are withdrawn, those that tokens wait for included.
         """
         self.budget_bytes = budget_bytes
-        kept = {f: w for f, w in self._wanted.items() if w.num_bytes <= budget_bytes}
-        self._wanted = kept
-        self._queue = None
+        self._queue.drop_larger(budget_bytes)
 
     def fitting(self) -> tuple[set[FunctionId], int]:
         """The wishes that free bytes suffice for, the most urgent first, and the bytes left."""
         left = self.free_bytes
         fits: set[FunctionId] = set()
-        for function, wanted in self._ordered():
-            if self._wanted.get(function) is not wanted:
-                continue
+        for function, wanted in self._queue.most_urgent_first():
             if wanted.num_bytes > left:
                 return fits, 0
             left -= wanted.num_bytes
@@ -196,12 +140,12 @@ class DevicePool:
                 f"device {self.device}: {function} needs {num_bytes} bytes, "
                 f"the budget is {self.budget_bytes}"
             )
-        known = self._wanted.get(function)
+        known = self._queue.get(function)
         blocking = blocking or (known is not None and known.blocking)
-        self._wanted[function] = _Wanted(
+        wanted = Wanted(
             num_bytes=num_bytes, load_tokens=load_tokens, blocking=blocking, spare=spare
         )
-        self._queue = None
+        self._queue.put(function, wanted)
 
     def wants(self, function: FunctionId, *, first: bool = False) -> bool:
         """Whether the function is to be loaded and its load has not begun.
@@ -210,7 +154,7 @@ class DevicePool:
             function: Which function.
             first: Only as the first copy, not as a spare one.
         """
-        wanted = self._wanted.get(function)
+        wanted = self._queue.get(function)
         return wanted is not None and not (first and wanted.spare)
 
     def unwant(self, function: FunctionId, *, blocking: bool = False) -> None:
@@ -221,14 +165,13 @@ class DevicePool:
             blocking: Withdraws a wish that tokens wait for, and only such a one; otherwise only
                 one that no token waits for.
         """
-        known = self._wanted.get(function)
+        known = self._queue.get(function)
         if known is not None and known.blocking == blocking:
-            del self._wanted[function]
+            self._queue.remove(function)
 
     def unwant_model(self, model: str) -> None:
         """Withdraw all wishes for a model's functions."""
-        for function in [f for f in self._wanted if f.model == model]:
-            del self._wanted[function]
+        self._queue.drop_model(model)
 
     def advance(self, *, now_s: float) -> list[Load | Evict]:
         """Decide what to do next; the caller carries the orders out and reports back.
@@ -237,15 +180,10 @@ class DevicePool:
             Orders, to be carried out in this order.
         """
         orders: list[Load | Evict] = []
-        if not self._wanted or self._num_loading >= self._max_loads:
+        if not self._queue or self._num_loading >= self._max_loads:
             return orders
-        queue = self._ordered()
         waiting: set[str] = set()  # models whose most urgent load has no room
-        for place in range(self._queue_begin, len(queue)):
-            function, wanted = queue[place]
-            if self._wanted.get(function) is not wanted:  # withdrawn, or begun
-                self._queue_begin += place == self._queue_begin
-                continue
+        for function, wanted in self._queue.most_urgent_first():
             if self._num_loading >= self._max_loads:
                 break
             if function.model in waiting:
@@ -273,30 +211,9 @@ class DevicePool:
             self._instances[function] = instance
             self._held_bytes += wanted.num_bytes
             self._bytes_of[function.model] += wanted.num_bytes
-            del self._wanted[function]
+            self._queue.remove(function)
             orders.append(Load(function=function))
         return orders
-
-    def _ordered(self) -> list[tuple[FunctionId, _Wanted]]:
-        """What is wanted, the most urgent first; entries may have been withdrawn since.
-
-        Kept from call to call: a model's first loads are many, and issued two at a time.
-        """
-        moment = self._order.moment()
-        if self._queue is None or moment != self._queue_moment:
-
-            def urgency(item: tuple[FunctionId, _Wanted]) -> _Urgency:
-                function, wanted = item
-                # Whose tokens wait comes before all else, the longest wait first.
-                order = self._order
-                place = order.waits_since(function) if wanted.blocking else sys.maxsize
-                needed_in = order.needed_in(function)
-                return (place, wanted.spare, needed_in, -wanted.load_tokens, function)
-
-            self._queue = sorted(self._wanted.items(), key=urgency)
-            self._queue_moment = moment
-            self._queue_begin = 0
-        return self._queue
 
     def evict(self, function: FunctionId, *, reason: str, now_s: float) -> list[Load | Evict]:
         """Give up a warm instance; anything else stays as it is."""
@@ -334,7 +251,7 @@ class DevicePool:
     def lost(self, *, now_s: float) -> list[Instance]:
         """The device is gone, and all its instances with it."""
         gone = [self._drop(function, Step.LOST, now_s=now_s) for function in [*self._instances]]
-        self._wanted.clear()
+        self._queue.clear()
         return gone
 
     def expired(
@@ -354,7 +271,7 @@ class DevicePool:
         ]
 
     def _make_room(
-        self, function: FunctionId, short_bytes: int, wanted: _Wanted, *, now_s: float
+        self, function: FunctionId, short_bytes: int, wanted: Wanted, *, now_s: float
     ) -> list[Load | Evict] | None:
         """Evictions that make room together with those under way; None if there are not enough."""
         short_bytes -= self._draining_bytes
@@ -382,7 +299,7 @@ class DevicePool:
         self,
         candidates: list[Instance],
         function: FunctionId,
-        wanted: _Wanted,
+        wanted: Wanted,
         leaving: Mapping[str, int],
     ) -> Instance | None:
         """Of those whose turn it is first the one that is worth least."""

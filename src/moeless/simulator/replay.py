@@ -206,7 +206,7 @@ class _Replay:
             sink=self._sink,
             searcher=searcher if times is None else InlineSearcher(),
         )
-        self._meter = self._platform.meters[spec.model_id]
+        self._meter = self._model.meter
         if config.explain is not None:
             self._sink.explainer = Explainer(
                 step=config.explain[0],

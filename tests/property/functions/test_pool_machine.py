@@ -93,7 +93,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert left >= min(SIZES[f] for f in FUNCTIONS if self.pool.wants(f))
 
     def is_blocking(self, function):
-        return self.pool._wanted[function].blocking
+        return self.pool._queue.get(function).blocking
 
     @rule(data=st.data())
     def end_load(self, data):

@@ -155,7 +155,7 @@ class Devices:
     def follow(self) -> None:
         """Take in devices whose workers are ready, and end those on which nothing is left."""
         for slot in self._fleet.slots:
-            if slot.state is SlotState.STARTING and slot.device in self._platform.hosts:
+            if slot.state is SlotState.STARTING and slot.device in self._platform.orders.hosts:
                 slot.state = SlotState.UP
                 if not slot.joined:
                     self._take_in(slot)

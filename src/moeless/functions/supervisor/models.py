@@ -151,7 +151,7 @@ class HostedModels:
                 continue
             if worker.device not in placement.barred:
                 return
-        if worker.device not in self._platform.hosts:
+        if worker.device not in self._platform.orders.hosts:
             self._platform.device_up(worker.device, worker)
         self._replan_fixed()
 
