@@ -110,8 +110,9 @@ class ExpertsConfig:
             microseconds; None decides by the number of cores.
         max_rows: Tokens per invocation; longer inputs come in pieces.
         invocation_timeout_s: How long a worker may take for one invocation before it is replaced.
-        live_speeds: Whether a device that computes much slower than the others gets fewer tokens;
-            only policies that split by time heed it, and not while events are recorded.
+        live_speeds: Whether a device that computes much slower than the others gets fewer tokens
+            and, if that lasts, fewer experts; only policies that split by time heed it, and not
+            while events are recorded.
         worker_silence_s: How long a worker may show no sign of life before it is replaced; a tenth
             of that, at least a second, while tokens wait for it.
         spare_workers: Workers that stand by, libraries loaded, to take the place of lost ones.

@@ -123,6 +123,7 @@ class ExpertsRuntime:
             worker_restarts_D=_of(report["worker_restarts"], there),
             failed_loads_D=_of(report["failed_loads_D"], there),
             device_speed_D=_of(speeds, there) if speeds else (),
+            planned_speed_D=_of(report["planned_speed_D"], there),
             straggler_static_mean_L=stats.layers.straggler_static_mean_L,
             layer_steps_L=stats.layers.layer_steps_L,
             expected_LE=_expected_LE(board),

@@ -95,7 +95,7 @@ def list_devices(pool: Path | None, as_json: bool) -> None:
             show_bytes(each["held_bytes"]),
             f"{each['instances']:,}",
             str(each["restarts"]),
-            each["note"],
+            each["note"] or (f"slow: 1/{1 / each['speed']:.0f}" if each["speed"] < 1 else ""),
         )
     Console().print(table)
     click.echo(f"{free} more can join")

@@ -114,7 +114,8 @@ def experts_options(command: _Command) -> _Command:
             "--live-speeds/--no-live-speeds",
             default=True,
             show_default=True,
-            help="Give a device fewer tokens while it computes much slower than the others.",
+            help="Give a device fewer tokens, and in time fewer experts, while it computes much "
+            "slower than the others.",
         ),
     ]
     return _apply(options, worker_options(command))

@@ -184,6 +184,7 @@ class Controller:
             alive_ED=self._placement.alive_ED(layer),
             capacity_D=self._placement.capacity_D(layer),
             expected_error=expected_error,
+            speed_D=self._placement.speed_D(),
         )
         try:
             plan = self._policies.planner.plan(request)

@@ -11,7 +11,8 @@ module must not know where the numbers come from (``moeless.costs``).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +75,17 @@ class LayerCost:
                 f"layer cost: {len(self.speeds)} speeds for {num_devices} devices; give one each"
             )
         return np.array(self.speeds)
+
+    def slowed_by(self, speed_D: FloatArray) -> Self:
+        """The same with devices that have become slower or faster.
+
+        Args:
+            speed_D: Speed of each device relative to what it was [D].
+
+        Raises:
+            ConfigError: There are speeds of another number of devices, or one is not positive.
+        """
+        return replace(self, speeds=tuple((self.speed_D(len(speed_D)) * speed_D).tolist()))
 
     def price_XD(self, num_devices: int) -> FloatArray:
         """What each device takes for being used, for an expert and for a token [3, D].

@@ -10,6 +10,7 @@ from moeless.errors import PlanError
 LoadArray = NDArray[np.float64]
 CountArray = NDArray[np.int64]
 ReplicaArray = NDArray[np.uint8]
+SpeedArray = NDArray[np.float64]
 
 MAX_COPIES = 255
 """Largest number of copies of one expert on one device that a plan can say."""
@@ -59,6 +60,8 @@ class PlanRequest:
         capacity_D: Replicas of this layer that each device may hold, int64 [D].
         expected_error: Share of the tokens that whoever expects the load expects to have
             misplaced, 0 to 1; None where that is not known.
+        speed_D: Relative speed that each device has shown of late, float64 [D], beyond what is
+            known beforehand: below 1 for one that has become slow; None where all are equal.
     """
 
     step: int
@@ -68,6 +71,7 @@ class PlanRequest:
     alive_ED: ReplicaArray
     capacity_D: CountArray
     expected_error: float | None = None
+    speed_D: SpeedArray | None = None
 
     @property
     def num_experts(self) -> int:

@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from moeless.core.events import Event
 from moeless.core.layer_cost import LayerCost
 from moeless.core.model import FunctionId
-from moeless.core.plan import CountArray, LoadArray, Plan, PlanDiff, PlanRequest, ReplicaArray
+from moeless.core.plan import (
+    CountArray,
+    LoadArray,
+    Plan,
+    PlanDiff,
+    PlanRequest,
+    ReplicaArray,
+    SpeedArray,
+)
 
 
 class Clock(Protocol):
@@ -57,7 +65,9 @@ class Splitter(Protocol):
     A splitter with a true attribute ``divides_by_copies`` is given copies instead of flags. One
     with a method ``note_work(tokens_ED, busy_ns_D)`` is told what came of its splits: the tokens
     that devices got of a layer, and how long each computed (0 for one that gave no answer). Its
-    method ``speed_D()`` tells the relative speeds that it has found.
+    method ``speed_D()`` tells the relative speeds that it heeds, and ``measured_D()``, which
+    plans are made for, those that it has measured (0 where it knows too little); ``note_work``
+    returns whether there are new ones.
     """
 
     def split(
@@ -116,6 +126,10 @@ class Placement(Protocol):
 
     def capacity_D(self, layer: int) -> CountArray:
         """Replicas of the layer that each device may hold, int64 [D]."""
+        ...
+
+    def speed_D(self) -> SpeedArray | None:
+        """Relative speeds that devices have shown of late [D]; None where all are equal."""
         ...
 
     def apply(self, plan: Plan, *, decision_s: float) -> PlanDiff:

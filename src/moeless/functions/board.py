@@ -39,6 +39,8 @@ _ENGINE_FIELDS: _Fields = (
     ("actual_step_L", "i8", "L"),
     ("busy_ns_LD", "i8", "LD"),
     ("used_ns_LED", "i8", "LED"),
+    ("speed_D", "f8", "D"),
+    ("speed_note", "i8", "1"),
 )
 
 
@@ -129,6 +131,12 @@ class EngineBoard:
     """Execution time of each layer's instances since the engine attached; all are of one size."""
     used_ns_LED: NDArray[np.int64]
     """When the engine last used each instance, monotonic clock."""
+    speed_D: NDArray[np.float64]
+    """How fast the engine finds each device, relative to the usual one; 0 where it does not
+    know."""
+    speed_note: NDArray[np.int64]
+    """Counts the engine's notes of speeds; negative while one is being written, 0 before the
+    first."""
 
     def __init__(
         self, buffer: Any, *, num_layers: int, num_experts: int, num_devices: int
@@ -164,6 +172,25 @@ class EngineBoard:
         self.actual_step_L[layer] = 0
         self.actual_LE[layer] = load_E
         self.actual_step_L[layer] = step
+
+    def post_speeds(self, speed_D: NDArray[np.float64]) -> None:
+        """Say how fast devices are, marked while it is written.
+
+        Args:
+            speed_D: Relative to the usual one, 0 where not known [D].
+        """
+        note = int(self.speed_note[0])
+        self.speed_note[0] = -1 - note
+        self.speed_D[:] = speed_D
+        self.speed_note[0] = note + 1
+
+    def read_speeds(self) -> NDArray[np.float64] | None:
+        """What the engine said last of devices' speeds [D]; None if nothing can be read now."""
+        note = int(self.speed_note[0])
+        if note <= 0:
+            return None
+        speed_D = self.speed_D.copy()
+        return speed_D if int(self.speed_note[0]) == note else None
 
     @staticmethod
     def num_bytes(*, num_layers: int, num_experts: int, num_devices: int) -> int:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from moeless.core.plan import CountArray, Plan, PlanDiff, ReplicaArray
+from moeless.core.plan import CountArray, Plan, PlanDiff, ReplicaArray, SpeedArray
 from moeless.core.ports import Placement
 
 
@@ -44,6 +44,14 @@ class DeviceView:
     def capacity_D(self, layer: int) -> CountArray:
         """Replicas of the layer that each device may hold, int64 [D]."""
         return self._placement.capacity_D(layer)[self._columns]
+
+    def speed_D(self) -> SpeedArray | None:
+        """Relative speeds that devices have shown of late [D]; None where all are equal."""
+        speed_D = self._placement.speed_D()
+        if speed_D is None:
+            return None
+        shown_D = np.ascontiguousarray(speed_D[self._columns])
+        return shown_D if (shown_D != 1.0).any() else None
 
     def apply(self, plan: Plan, *, decision_s: float) -> PlanDiff:
         """Put a plan in force; the difference names devices by their own numbers."""

@@ -85,8 +85,9 @@ ChoiceObserver = Callable[[int, NDArray[np.int64], torch.Tensor], None]
 """Told (layer, chosen experts [T, K], gate input [T, H]) when a layer's gate has spoken; must keep
 neither array."""
 
-WorkNotes = Callable[[CountArray, NDArray[np.int64]], None]
-"""Told the tokens that devices got of a layer [E, D] and the nanoseconds that each took [D]."""
+WorkNotes = Callable[[CountArray, NDArray[np.int64]], bool | None]
+"""Told the tokens that devices got of a layer [E, D] and the nanoseconds that each took [D]; says
+whether the speeds of devices were measured anew."""
 
 
 class ExpertDispatcher:
@@ -188,6 +189,11 @@ class ExpertDispatcher:
         speed_D = getattr(self._splitter, "speed_D", None)
         return () if speed_D is None else tuple(speed_D().tolist())
 
+    def _post_speeds(self) -> None:
+        measured_D = getattr(self._splitter, "measured_D", None)
+        if measured_D is not None:
+            self._board.post_speeds(measured_D())
+
     def observe_choices(self, observer: ChoiceObserver | None) -> None:
         """Have somebody told of every layer's choices; None ends it."""
         self._observer = observer
@@ -255,8 +261,8 @@ class ExpertDispatcher:
             answer = self._invoker.finish()
             y_SH = answer.y_SH
             self._board.busy_ns_LD[layer] += answer.busy_ns
-            if self._note_work is not None:
-                self._note_work(share_ED, np.array(answer.busy_ns))
+            if self._note_work is not None and self._note_work(share_ED, np.array(answer.busy_ns)):
+                self._post_speeds()
             done_ED = share_ED if done_ED is None else done_ED + share_ED
             work.close(segments, answer.status, complete=ticket is None)
             if ticket is not None:

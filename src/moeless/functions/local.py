@@ -258,6 +258,7 @@ class LocalClient:
                     task(self._platform)
                 if time.monotonic() >= next_tick_s:
                     self._platform.tick()
+                    self._platform.speeds.take()
                     next_tick_s = time.monotonic() + _TICK_S
             except Exception as error:
                 with self._changed:

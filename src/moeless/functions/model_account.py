@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from moeless.core.plan import CountArray
+from moeless.core.plan import CountArray, SpeedArray
 from moeless.core.ports import Clock
 from moeless.functions.billing import GB, ResidencyMeter
 from moeless.functions.lifecycle import State
@@ -33,6 +33,10 @@ class AccountedModel(Protocol):
 
     def busy_ns_L(self, engine: int | None = None) -> CountArray:
         """How long each layer's instances have computed, for one engine or for all."""
+        ...
+
+    def speed_D(self) -> SpeedArray | None:
+        """Relative speeds that plans are made for [D]; None where all are equal."""
         ...
 
 
@@ -117,6 +121,7 @@ class ModelAccount:
         reserved, plan_s = used.amounts[layers:].tolist()
         busy_ns_L = self._model.busy_ns_L(engine)
         timing = Timing.of(self._model.plan_s)
+        speed_D = self._model.speed_D()
         return {
             "cold_starts_L": cold_starts_L.tolist(),
             "blocking_loads": blocking_loads,
@@ -127,6 +132,7 @@ class ModelAccount:
             "instances_D": self._instances_D(),
             "resident_bytes_D": self._resident_bytes_D(),
             "budget_bytes_D": [pool.budget_bytes for pool in self._pools],
+            "planned_speed_D": [1.0] * devices if speed_D is None else speed_D.tolist(),
             "gb_s_L": {
                 "billed": (busy_ns_L * self._model.function_bytes / (1e9 * GB)).tolist(),
                 "resident": resident_L.tolist(),

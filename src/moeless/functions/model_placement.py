@@ -19,6 +19,7 @@ from moeless.core.plan import (
     Plan,
     PlanDiff,
     ReplicaArray,
+    SpeedArray,
     diff_plan,
 )
 from moeless.core.ports import Clock, KeepAlive
@@ -30,6 +31,15 @@ from moeless.functions.layer_quota import layer_quota_D
 from moeless.functions.model_account import ModelAccount
 from moeless.functions.pool import DevicePool
 from moeless.telemetry.percentiles import SampleWindow
+
+
+class HeededSpeedSource(Protocol):
+    """Says what plans are to heed of devices' speeds."""
+
+    @property
+    def speed_D(self) -> SpeedArray | None:
+        """Relative speeds [D]; None where all are equal."""
+        ...
 
 
 class PlacementPlatform(Protocol):
@@ -52,6 +62,11 @@ class PlacementPlatform(Protocol):
     @property
     def in_use(self) -> tuple[int, ...]:
         """Devices that plans are made for, ascending."""
+        ...
+
+    @property
+    def speeds(self) -> "HeededSpeedSource":
+        """Says how fast devices are."""
         ...
 
     def loading_ED(self, model: "ModelPlacement", layer: int) -> ReplicaArray:
@@ -254,6 +269,10 @@ class ModelPlacement:
             )
             self.quota_D = (up, quota_D)
         return self.quota_D[1].copy()
+
+    def speed_D(self) -> SpeedArray | None:
+        """Relative speeds that devices have shown of late [D]; None where all are equal."""
+        return self._platform.speeds.speed_D
 
     def follow_slots(self, slots_D: CountArray) -> None:
         """Others leave more or less of the devices than before: plans are to follow."""

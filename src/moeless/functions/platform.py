@@ -14,7 +14,6 @@ import numpy as np
 from moeless.core.events import Event, InstanceEvicted, InstanceLoaded, LoadFailed
 from moeless.core.memory_share import NO_SHARE, MemoryShare
 from moeless.core.model import FunctionId, ModelSpec
-from moeless.core.plan import CountArray
 from moeless.core.ports import Clock, EventSink, KeepAlive
 from moeless.errors import FunctionError
 from moeless.functions.billing import ResidencyMeter
@@ -30,6 +29,7 @@ from moeless.functions.model_placement import ModelPlacement
 from moeless.functions.need_order import NeedOrder
 from moeless.functions.pool import DevicePool
 from moeless.functions.sharing import Sharing
+from moeless.functions.speed_intake import SpeedIntake
 
 
 class Platform:
@@ -57,6 +57,10 @@ class Platform:
         self.pools: list[DevicePool] = []
         self._returning: set[int] = set()
         self._sharing = Sharing(self.models, self.pools)
+        self.slots_D = self._sharing.slots_D
+        self.speeds = SpeedIntake(
+            self.models, self.pools, num_devices=len(budgets_bytes), clock=clock
+        )
         self._desk = DemandDesk(
             self.models, self.pools, returning=self._returning, shares=self._sharing.shares
         )
@@ -383,10 +387,6 @@ class Platform:
         for pool in self.pools:
             if pool.device in self.orders.hosts:
                 self.orders.advance(pool)
-
-    def slots_D(self, model: ModelPlacement) -> CountArray:
-        """Instances that a model may plan for on each device, int64 [D]."""
-        return self._sharing.slots_D(model)
 
     # Details
 

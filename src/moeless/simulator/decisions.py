@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from moeless.core.plan import CountArray, Plan, PlanDiff, ReplicaArray
+from moeless.core.plan import CountArray, Plan, PlanDiff, ReplicaArray, SpeedArray
 from moeless.functions.load_intake import LoadIntake
 from moeless.functions.model_placement import ModelPlacement
 from moeless.simulator.event_loop import EventLoop
@@ -46,6 +46,10 @@ class DeferredPlacement:
     def capacity_D(self, layer: int) -> CountArray:
         """Replicas of the layer that each device may hold, int64 [D]."""
         return self._model.capacity_D(layer)
+
+    def speed_D(self) -> SpeedArray | None:
+        """Relative speeds that devices have shown of late [D]; None where all are equal."""
+        return self._model.speed_D()
 
     def apply(self, plan: Plan, *, decision_s: float) -> PlanDiff:
         """Put a plan in force when its decision is over.

@@ -96,6 +96,12 @@ METRICS: tuple[Metric, ...] = (
         "Relative speed that a device has shown of late; 1 unless it is much slower than others.",
         "device",
     ),
+    _gauge(
+        "device_planned_speed",
+        "ratio",
+        "Relative speed that plans are made for: what engines agree on, clear and for some time.",
+        "device",
+    ),
     _counter("failed_loads", "loads", "Loads that failed and were rolled back.", "device"),
 )
 

@@ -136,6 +136,7 @@ def _samples(snapshot: RuntimeSnapshot) -> dict[str, list[Sample]]:
         "device_memory_bytes": _by_device(snapshot.devices, memory.items()),
         "worker_restarts": _device_values(snapshot.devices, snapshot.worker_restarts_D),
         "device_speed": _device_values(snapshot.devices, snapshot.device_speed_D),
+        "device_planned_speed": _device_values(snapshot.devices, snapshot.planned_speed_D),
         "failed_loads": _device_values(snapshot.devices, snapshot.failed_loads_D),
         "device_state": [
             ((device, state), float(state == now))

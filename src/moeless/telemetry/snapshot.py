@@ -118,6 +118,7 @@ class RuntimeSnapshot:
         failed_loads_D: Loads that failed on each device and were rolled back [D].
         device_speed_D: Relative speed that each device has shown of late [D], 1 unless it is much
             slower than the others; empty where nobody looks.
+        planned_speed_D: Relative speed of each device that plans are made for [D].
         device_states_D: ``starting``, ``up``, ``draining`` or ``drained`` [D]; None where devices
             are always up.
     """
@@ -154,6 +155,7 @@ class RuntimeSnapshot:
     worker_restarts_D: tuple[int, ...]
     failed_loads_D: tuple[int, ...] = ()
     device_speed_D: tuple[float, ...] = ()
+    planned_speed_D: tuple[float, ...] = ()
     device_states_D: tuple[str, ...] | None = None
     straggler_static_mean_L: NDArray[np.float64] | None = None
     layer_steps_L: CountArray | None = None

@@ -61,3 +61,24 @@ def test_a_throttled_worker_gets_fewer_tokens_and_no_token_changes(
     assert share_of(served, 1, run) > 0  # so that its recovery is noticed
     assert served.client.report()["worker_restarts"] == [0, 0]
     served.close()
+
+
+def test_experts_leave_a_throttled_worker(reference, serve, tokens_of, wait_until):
+    directory, expected = reference
+    # One replica of each expert: whatever is only on the slow device cannot be computed elsewhere.
+    served = serve(directory, policy=PolicyConfig(memory_factor=1.0), slots=64)
+    planned_LED = served.client.board.planned_LED
+
+    def planned_after_requests():
+        for _ in range(5):
+            assert tokens_of(served.model) == expected
+        return planned_LED.sum(axis=(0, 1))
+
+    before_D = planned_after_requests()
+    assert before_D.min() > 0
+    with Throttle(served.worker_pids()[1]):
+        wait_until(lambda: planned_after_requests()[1] < before_D[1], timeout_s=90.0)
+        assert (planned_LED.any(axis=2)).all()
+        assert served.runtime.snapshot().planned_speed_D[1] < 1
+    assert served.client.report()["worker_restarts"] == [0, 0]
+    served.close()

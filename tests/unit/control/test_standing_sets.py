@@ -28,6 +28,9 @@ class Placement:
     def capacity_D(self, layer):
         return np.array([2])
 
+    def speed_D(self):
+        return None
+
     def apply(self, plan, *, decision_s):
         self.plans.append(plan)
         return PlanDiff(layer=plan.layer)

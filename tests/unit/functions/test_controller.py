@@ -33,6 +33,9 @@ class Placement:
     def capacity_D(self, layer):
         return np.array([3, layer])
 
+    def speed_D(self):
+        return None
+
     def apply(self, plan, *, decision_s):
         diff = diff_plan(
             plan, previous_ED=self.planned_LED[plan.layer], warm_ED=self.alive_LED[plan.layer]
@@ -256,3 +259,12 @@ def test_what_is_observed_between_plans_reaches_the_history():
     parts.clock.advance(20.0)
     parts.controller.observe(step=2, layer=0, load_E=load(0, 2, 0))
     assert parts.placement.applied[-1][2] == [1, 2, 0]
+
+
+def test_planners_are_asked_with_the_speeds_that_devices_have_shown():
+    parts = Parts()
+    parts.placement.speed_D = lambda: np.array([1.0, 0.5])
+    parts.controller.start()
+    assert [request.speed_D.tolist() for request in parts.planner.requests] == [
+        [1.0, 0.5]
+    ] * LAYERS

@@ -376,3 +376,34 @@ def test_fixed_plans_need_no_loads():
     dispatcher(0, *draw_tokens(3))
     assert client.announced == 0
     assert not client.board.actual_LE.any()
+
+
+class Measuring(EvenSplitter):
+    """Has something new to say of devices' speeds after every second layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.notes = 0
+
+    def note_work(self, tokens_ED, busy_ns_D):
+        self.notes += 1
+        return self.notes % 2 == 0
+
+    def measured_D(self):
+        return np.array([1.0, 1.0 / self.notes])
+
+
+def test_what_a_splitter_measures_of_devices_is_on_the_engines_board():
+    dispatcher, client, _ = make(splitter=Measuring())
+    dispatcher(0, *draw_tokens(4))
+    assert client.board.read_speeds() is None
+    dispatcher(1, *draw_tokens(4))
+    assert client.board.read_speeds().tolist() == [1.0, 0.5]
+    dispatcher(0, *draw_tokens(4))
+    assert client.board.read_speeds().tolist() == [1.0, 0.5]
+
+
+def test_a_splitter_that_measures_nothing_leaves_nothing_on_the_board():
+    dispatcher, client, _ = make()
+    dispatcher(0, *draw_tokens(4))
+    assert client.board.read_speeds() is None

@@ -49,6 +49,7 @@ def snapshot():
         worker_restarts_D=(0, 1),
         failed_loads_D=(0, 2),
         device_speed_D=(1.0, 0.25),
+        planned_speed_D=(1.0, 0.5),
     )
 
 
@@ -67,6 +68,7 @@ def registry():
         ("function_blocking_loads_total", {}, 1),
         ("failed_loads_total", {"device": "cpu:1"}, 2),
         ("device_speed", {"device": "cpu:1"}, 0.25),
+        ("device_planned_speed", {"device": "cpu:1"}, 0.5),
         ("function_instances", {"device": "cpu:0", "state": "warm"}, 3),
         ("expert_tokens_total", {"layer_group": "0-1"}, 20),
         ("layer_straggler_ratio", {"layer_group": "6-7"}, 7.5),

@@ -52,7 +52,7 @@ class Devices:
 
     def _describe(self, slot: Slot) -> dict[str, Any]:
         pool = self._platform.pools[slot.device]
-        worker = self._fleet.worker(slot.device)
+        worker, speed_D = self._fleet.worker(slot.device), self._platform.speeds.speed_D
         return {
             "device": slot.device,
             "label": slot.label,
@@ -62,6 +62,7 @@ class Devices:
             "held_bytes": pool.held_bytes,
             "instances": sum(1 for _ in pool.instances()),
             "restarts": slot.restarts,
+            "speed": 1.0 if speed_D is None else float(speed_D[slot.device]),
             "note": slot.note,
         }
 

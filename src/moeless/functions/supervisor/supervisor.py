@@ -156,6 +156,8 @@ class Supervisor:
     def _tick(self) -> None:
         now_s = self._clock.now_s()
         self._platform.tick()
+        if not self._config.record:  # what is recorded is to be repeated, measured times are not
+            self._platform.speeds.take()
         self._fleet.tick()
         self._engines.models.tick()
         if len(self._engines):

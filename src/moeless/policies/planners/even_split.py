@@ -83,6 +83,8 @@ class EvenSplitPlanner:
         best_ED: ReplicaArray | None = None
         best = np.inf
         speed_D = self._cost.speed_D(request.num_devices)
+        if request.speed_D is not None:
+            speed_D = speed_D * request.speed_D
         for start_ED in self._starts(load_E, capacity, most, request.previous_ED, speed_D):
             highest = float(
                 relieve_even(load_E, start_ED, speed_D, np.array(capacity, dtype=np.int64), most)

@@ -8,7 +8,6 @@ is the newest set that it found.
 """
 
 import math
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,15 +18,14 @@ from moeless.core.plan import (
     Plan,
     PlanRequest,
     ReplicaArray,
+    SpeedArray,
     checked_load,
 )
 from moeless.errors import ConfigError
 from moeless.policies.planners.feasibility import checked_capacity
+from moeless.policies.planners.layer_state import EARLY_STEPS, LayerState
 from moeless.policies.planners.set_search import Change, SetSearch, thinning
 from moeless.policies.planners.topology import carry_over, first_topology
-
-_EARLY_STEPS = (4, 8, 16, 32)
-"""Steps after which a layer is searched thoroughly: little was known before."""
 
 _EARLY_PRICE = 0.2
 """Part of the price that a load has to pay back while many steps are still to come."""
@@ -38,27 +36,6 @@ _RESTART_INTERVAL = 500
 _PAYBACK_STEPS = 200
 _PAYBACK_STEPS_TOUCHING = 400
 """See ``payback_steps``."""
-
-
-@dataclass(kw_only=True)
-class _LayerState:
-    capacity: tuple[int, ...]
-    replicas_ED: ReplicaArray
-    max_replicas: int
-    window_NE: CountArray
-    observed: int = 0
-    last_step: int = 0
-    next_search: int = 0
-    next_restart: int = _EARLY_STEPS[-1]
-    pause: int = 0
-    searching: bool = False
-    searches: int = 0
-    best_excess: float = 0.0
-    forecast_error: float = 0.0
-    stated_error: float = 0.0
-    forecast: tuple[int, LoadArray, float | None] | None = None
-    changes: list[tuple[int, Change]] = field(default_factory=list)
-    """The newest ones, each with the step whose load was the last that it was based on."""
 
 
 class MoelessPlanner:
@@ -108,7 +85,8 @@ class MoelessPlanner:
             payback_steps = _PAYBACK_STEPS_TOUCHING if cost.touch_s > 0 else _PAYBACK_STEPS
         if min(window, interval, max_interval, payback_steps) < 1 or not tolerance >= 0:
             raise ConfigError("planner moeless: window, intervals and payback are at least 1")
-        self._search_sets = SetSearch(cost)
+        self._cost = cost
+        self._sets: tuple[bytes | None, SetSearch] = (None, SetSearch(cost))
         self._auto = memory_factor is None
         self._memory_factor = max_memory_factor if memory_factor is None else memory_factor
         self._tolerance = tolerance
@@ -116,7 +94,15 @@ class MoelessPlanner:
         self._interval = interval
         self._max_interval = max(interval, max_interval)
         self._price = 1.0 / payback_steps
-        self._layers: dict[int, _LayerState] = {}
+        self._layers: dict[int, LayerState] = {}
+
+    def _sets_for(self, speed_D: SpeedArray | None) -> tuple[bytes | None, SetSearch]:
+        """What searches sets for devices of some speeds; the newest one is kept."""
+        key = None if speed_D is None else speed_D.tobytes()
+        if self._sets[0] != key:
+            cost = self._cost if speed_D is None else self._cost.slowed_by(speed_D)
+            self._sets = (key, SetSearch(cost))
+        return self._sets
 
     # The plan: never more than looking up what the search has found
 
@@ -125,7 +111,7 @@ class MoelessPlanner:
 
         The first plan of a layer, and the first after its capacities changed, chooses a set for
         the expected load, close to the plan in force if there is one; later ones return what the
-        search has found since.
+        search has found since. Other speeds of devices have the next search settle the set anew.
 
         Raises:
             PlanError: A load is not a token count, or the devices cannot hold one replica of
@@ -135,8 +121,13 @@ class MoelessPlanner:
         state = self._layers.get(request.layer)
         if state is None or state.capacity != tuple(request.capacity_D.tolist()):
             state = self._begin(request, load_E)
+        speeds, sets = self._sets_for(request.speed_D)
+        if state.speeds != speeds:
+            state.speeds, state.sets = speeds, sets
+            state.pause, state.searches = self._interval, 0
+            state.is_unsettled = True
         state.forecast = (request.step, load_E, request.expected_error)
-        self._watch(state, load_E, _believed_error(state, request.expected_error))
+        self._watch(state, load_E, state.believed_error(request.expected_error))
         return Plan(
             step=request.step,
             layer=request.layer,
@@ -145,7 +136,7 @@ class MoelessPlanner:
             release=True,
         )
 
-    def _begin(self, request: PlanRequest, load_E: LoadArray) -> _LayerState:
+    def _begin(self, request: PlanRequest, load_E: LoadArray) -> LayerState:
         slots = checked_capacity(request)
         experts = request.num_experts
         # The small addend keeps 1.15 x 20 (22.999... in binary) at 23.
@@ -160,8 +151,9 @@ class MoelessPlanner:
         else:
             replicas_ED = first_topology(experts, slots, first)
         count_E, scale = _as_counts(load_E)
+        speeds, sets = self._sets_for(request.speed_D)
         if count_E.any():
-            self._search_sets.settle(
+            sets.settle(
                 count_E[None],
                 replicas_ED,
                 np.array(slots, dtype=np.int64),
@@ -169,13 +161,15 @@ class MoelessPlanner:
                 price=1e-6,
                 scale=scale,
             )
-        state = _LayerState(
+        state = LayerState(
             capacity=tuple(request.capacity_D.tolist()),
             replicas_ED=replicas_ED,
             max_replicas=most,
             window_NE=np.zeros((self._window, experts), dtype=np.int64),
+            sets=sets,
+            speeds=speeds,
             pause=self._interval,
-            next_search=_EARLY_STEPS[0],
+            next_search=EARLY_STEPS[0],
         )
         known = self._layers.get(request.layer)
         if known is not None and known.window_NE.shape == state.window_NE.shape:
@@ -184,15 +178,15 @@ class MoelessPlanner:
         self._layers[request.layer] = state
         return state
 
-    def _watch(self, state: _LayerState, load_E: LoadArray, error: float) -> None:
+    def _watch(self, state: LayerState, load_E: LoadArray, error: float) -> None:
         """Search soon when a load is expected that the set cannot balance.
 
         Forecasts are believed but for an error, a share of the tokens.
         """
-        if state.next_search <= state.observed + 1 or state.observed < _EARLY_STEPS[-1]:
+        if state.next_search <= state.observed + 1 or state.observed < EARLY_STEPS[-1]:
             return
         count_E, scale = _as_counts(load_E)
-        excess = self._search_sets.mean_excess(count_E[None], state.replicas_ED, scale=scale)
+        excess = state.sets.mean_excess(count_E[None], state.replicas_ED, scale=scale)
         if excess > state.best_excess + 0.25 + 2.0 * error:
             state.next_search = state.observed + 1
             state.pause = self._interval
@@ -218,7 +212,9 @@ class MoelessPlanner:
     def search_due(self, layer: int) -> bool:
         """Whether ``search`` should be called for the layer, off the token path."""
         state = self._layers.get(layer)
-        return state is not None and not state.searching and state.observed >= state.next_search
+        if state is None or state.searching:
+            return False
+        return state.observed >= state.next_search or (state.is_unsettled and state.observed > 0)
 
     def search(self, layer: int) -> None:
         """Look for a better replica set; a later plan takes it up.
@@ -233,22 +229,26 @@ class MoelessPlanner:
         finally:
             state.searching = False
 
-    def _search(self, state: _LayerState) -> None:
+    def _search(self, state: LayerState) -> None:
         load_NE = self._sample(state)
         replicas_ED = state.replicas_ED.copy()
         slots = [min(c, load_NE.shape[1]) for c in state.capacity]
         capacity_D = np.array(slots, dtype=np.int64)
-        early = state.observed <= _EARLY_STEPS[-1]
+        early = state.observed <= EARLY_STEPS[-1]
         price = self._price * (_EARLY_PRICE if early else 1.0)
+        unsettled = state.is_unsettled
+        if unsettled:
+            state.is_unsettled = False  # before the sets are read: they may be exchanged meanwhile
+        sets = state.sets
         state.searches += 1
         changes: list[Change] = []
         if state.observed >= state.next_restart:
             state.next_restart = state.observed + _RESTART_INTERVAL
-            changes += self._search_sets.begin_anew(
+            changes += sets.begin_anew(
                 load_NE, replicas_ED, capacity_D, price=price, seed=state.observed
             )
-        if self._auto and not early:
-            changes += self._search_sets.trade(
+        if self._auto and not early and not unsettled:
+            changes += sets.trade(
                 load_NE,
                 replicas_ED,
                 capacity_D,
@@ -257,13 +257,13 @@ class MoelessPlanner:
                 allowed=self._allowed(state, load_NE, replicas_ED, capacity_D),
             )
         else:
-            changes += self._search_sets.settle(
+            changes += sets.settle(
                 load_NE,
                 replicas_ED,
                 capacity_D,
                 int(replicas_ED.sum()) if self._auto else state.max_replicas,
                 price=price,
-                most=None if early else 1,
+                most=None if early or unsettled else 1,
             )
         if changes:
             dated = [(state.last_step, change) for change in changes]
@@ -273,7 +273,7 @@ class MoelessPlanner:
 
     def _allowed(
         self,
-        state: _LayerState,
+        state: LayerState,
         load_NE: CountArray,
         replicas_ED: ReplicaArray,
         capacity_D: CountArray,
@@ -284,29 +284,27 @@ class MoelessPlanner:
         """
         if state.searches % 8 == 0 or state.searches < 8:
             full_ED = replicas_ED.copy()
-            self._search_sets.settle(
-                load_NE, full_ED, capacity_D, state.max_replicas, price=self._price
-            )
-            state.best_excess = self._search_sets.mean_excess(load_NE, full_ED)
+            state.sets.settle(load_NE, full_ED, capacity_D, state.max_replicas, price=self._price)
+            state.best_excess = state.sets.mean_excess(load_NE, full_ED)
         best = 1.0 + state.best_excess
         half = best * (1.0 + 0.5 * self._tolerance) - 1.0
         return half, best * (1.0 + self._tolerance) - 1.0
 
-    def _sample(self, state: _LayerState) -> CountArray:
+    def _sample(self, state: LayerState) -> CountArray:
         """Recent loads to judge by, the first quarter spread over all of them.
 
         Where judging takes long it is every second, fourth, ... one.
         """
         known = min(state.observed, self._window)
-        late = known > _EARLY_STEPS[-1]
+        late = known > EARLY_STEPS[-1]
         thin = thinning(state.replicas_ED) if late else 1
         recent_NE = state.window_NE[:known:thin]
         order = np.argsort(np.arange(len(recent_NE)) % 4, kind="stable")
         sample_NE: CountArray = recent_NE[order]
         return sample_NE
 
-    def _schedule(self, state: _LayerState, *, found: bool) -> None:
-        for early in _EARLY_STEPS:
+    def _schedule(self, state: LayerState, *, found: bool) -> None:
+        for early in EARLY_STEPS:
             if state.observed < early:
                 state.next_search = early
                 return
@@ -318,8 +316,9 @@ class MoelessPlanner:
         state = self._layers.get(layer)
         return (
             state is not None
-            and state.observed >= _EARLY_STEPS[-1]
+            and state.observed >= EARLY_STEPS[-1]
             and state.pause > self._interval
+            and not state.is_unsettled
         )
 
     # Why
@@ -334,36 +333,15 @@ class MoelessPlanner:
         lines = [
             f"{held} replicas of {len(state.replicas_ED)} experts, at most {state.max_replicas}",
             f"judged over the last {known} of {state.observed} steps; "
-            f"forecasts miss {state.forecast_error:.1%} of the tokens{_stated(state)}",
+            f"forecasts miss {state.forecast_error:.1%} of the tokens{state.newest_statement()}",
         ]
         if known:
             loads_NE = state.window_NE[:known]
-            excess = self._search_sets.mean_excess(loads_NE, state.replicas_ED)
+            excess = state.sets.mean_excess(loads_NE, state.replicas_ED)
             lines.append(f"mean time beyond the lower bound over those steps: {excess:.2%}")
         lines.extend(f"after step {step}: {change}" for step, change in state.changes[-5:])
         lines.append(f"next search after {max(0, state.next_search - state.observed)} more steps")
         return "\n".join(lines)
-
-
-def _believed_error(state: _LayerState, stated: float | None) -> float:
-    """Share of the tokens that a forecast is taken to misplace.
-
-    What the predictor states knows the size of the batch, what came true knows how much its
-    statements are worth: the one is scaled by the other. One alone stands for itself.
-    """
-    if stated is None:
-        return state.forecast_error
-    if state.stated_error <= 0.0:
-        return stated
-    return min(1.0, stated * state.forecast_error / state.stated_error)
-
-
-def _stated(state: _LayerState) -> str:
-    """For the reason: what the predictor said of the forecast in force."""
-    stated = None if state.forecast is None else state.forecast[2]
-    if stated is None:
-        return ""
-    return f", the newest is expected to miss {_believed_error(state, stated):.1%}"
 
 
 def _as_counts(load_E: LoadArray) -> tuple[CountArray, float]:

@@ -5,8 +5,6 @@ is its time over the time that the cost model expects, held against the other de
 that is wrong for all alike makes no difference. Pure.
 """
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,7 +40,6 @@ class DeviceSpeeds:
 
     def __init__(self, cost: LayerCost, num_devices: int) -> None:
         self._cost = cost
-        self._known_D = cost.speed_D(num_devices)
         self._busy_D = np.zeros(num_devices)
         self._modelled_D = np.zeros(num_devices)
         self._typical_D = np.zeros(num_devices)  # logarithm of an item's time over the model's
@@ -51,16 +48,18 @@ class DeviceSpeeds:
         self._notes = 0
         self.speed_D = np.ones(num_devices)
         """In force, beyond those that the cost model knows of."""
+        self.measured_D = np.zeros(num_devices)
+        """As measured, relative to the usual one and at most 1; 0 where too little is known."""
 
     def note(self, tokens_ED: CountArray, busy_ns_D: NDArray[np.int64]) -> bool:
-        """Devices have done some work.
+        """Devices have done some work; now and then that is looked at.
 
         Args:
             tokens_ED: What each computed, tokens of one layer.
             busy_ns_D: How long each took; 0 for one that gave no answer.
 
         Returns:
-            Whether other speeds are in force now.
+            Whether it was looked at now, so that other speeds may be in force.
         """
         modelled_D = self._cost.device_s(tokens_ED)
         busy_D = np.asarray(busy_ns_D) / 1e9
@@ -79,28 +78,32 @@ class DeviceSpeeds:
         self._since_D += 1
         self._since_D[worked_D] = 0
         self._notes += 1
-        return self._notes % _LOOK_EVERY == 0 and self._judge()
+        if self._notes % _LOOK_EVERY:
+            return False
+        self._judge()
+        return True
 
-    def _judge(self) -> bool:
+    def _judge(self) -> None:
         forgotten_D = (self._since_D > _FORGOTTEN_AFTER) & (self._items_D > 0)
         self._items_D[forgotten_D] = 0
         self._busy_D[forgotten_D] = self._modelled_D[forgotten_D] = 0.0
         known_D = self._items_D >= _LEAST_ITEMS
         speed_D = np.ones(len(self.speed_D))
+        measured_D = np.zeros(len(self.speed_D))
         if np.count_nonzero(known_D) >= 2:
             slowness_D = self._busy_D[known_D] / self._modelled_D[known_D]
             usual = np.sort(slowness_D)[(len(slowness_D) - 1) // 2]
             speed_D[known_D] = np.clip(usual / slowness_D, _LEAST_SPEED, 1.0)
+            measured_D[known_D] = speed_D[known_D]
+        self.measured_D = measured_D
         kept_D = self.speed_D
         limit_D = np.where(kept_D < 1.0, 1.0 / _SLOW_NO_MORE, 1.0 / _SLOW)
         wanted_D = np.where(speed_D < limit_D, speed_D, 1.0)
         ratio_D = wanted_D / kept_D
         close_D = (ratio_D < _ANOTHER_SPEED) & (ratio_D > 1.0 / _ANOTHER_SPEED) & (wanted_D < 1.0)
         wanted_D[close_D] = kept_D[close_D]
-        changed = not np.array_equal(wanted_D, kept_D)
         self.speed_D = wanted_D
-        return changed
 
     def cost_now(self) -> LayerCost:
         """The cost model with the speeds in force."""
-        return replace(self._cost, speeds=tuple((self._known_D * self.speed_D).tolist()))
+        return self._cost.slowed_by(self.speed_D)

@@ -36,16 +36,24 @@ class LiveSpeedSplitter:
         """See ``core.ports.Splitter``."""
         return self._inner.split(count_E, replicas_ED)
 
-    def note_work(self, tokens_ED: CountArray, busy_ns_D: NDArray[np.int64]) -> None:
+    def note_work(self, tokens_ED: CountArray, busy_ns_D: NDArray[np.int64]) -> bool:
         """See ``core.ports.Splitter``."""
         self._layers += 1
         if self._layers % self._note_every:
-            return
+            return False
         if self._speeds is None:
             self._speeds = DeviceSpeeds(self._cost, tokens_ED.shape[1])
-        if self._speeds.note(tokens_ED, busy_ns_D):
+        before_D = self._speeds.speed_D
+        if not self._speeds.note(tokens_ED, busy_ns_D):
+            return False
+        if not np.array_equal(before_D, self._speeds.speed_D):
             self._inner = self._build(self._speeds.cost_now())
+        return True
 
     def speed_D(self) -> NDArray[np.float64]:
         """Relative speeds in force [D]; empty before anything was computed."""
         return np.empty(0) if self._speeds is None else self._speeds.speed_D.copy()
+
+    def measured_D(self) -> NDArray[np.float64]:
+        """See ``core.ports.Splitter``."""
+        return np.empty(0) if self._speeds is None else self._speeds.measured_D.copy()
