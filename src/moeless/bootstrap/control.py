@@ -150,8 +150,8 @@ def build_controller(
     # One for all controllers to come: its thread lives as long as the process.
     searcher = ThreadSearcher() if config.search_beside else InlineSearcher()
 
-    def build(placement: Placement) -> Controller:
-        return Controller(
+    def build(placement: Placement, earlier: Controller | None) -> Controller:
+        controller = Controller(
             ControllerConfig(
                 model=model.spec.model_id,
                 num_layers=model.spec.num_layers,
@@ -165,6 +165,9 @@ def build_controller(
             sink=sink,
             searcher=searcher,
         )
+        if earlier is not None:
+            controller.inherit(earlier)
+        return controller
 
     loop = ElasticLoop(model, build=build)
     return LoadReport(loop, model=model, clock=clock, sink=sink) if record else loop

@@ -7,11 +7,12 @@ nothing in the engine waits for it. It must not know processes, sockets, engines
 
 from collections import deque
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
 from moeless.control.pace import Pace
-from moeless.control.search import InlineSearcher, Searcher, as_searching
+from moeless.control.search import InlineSearcher, Searcher, as_searching, inherit_loads
 from moeless.core.events import PlanFailed, PlanMade
 from moeless.core.plan import LoadArray, Plan, PlanRequest
 from moeless.core.policy_set import PolicySet
@@ -82,6 +83,19 @@ class Controller:
     def adaptive(self) -> bool:
         """Whether plans follow loads."""
         return self._policies.adaptive
+
+    def inherit(self, earlier: Self) -> None:
+        """Take over what another controller of the model knows of loads and of time.
+
+        Args:
+            earlier: One with the same policies, for other devices; it is not used any more.
+        """
+        history = earlier._policies.history
+        self._policies = replace(self._policies, history=history)
+        if self._pace is not None and earlier._pace is not None:
+            self._pace = earlier._pace
+        if self._searching_planner is not None:
+            inherit_loads(self._searching_planner, earlier._policies.planner)
 
     def start(self) -> None:
         """Plan every layer before the first step, for uniform loads."""

@@ -2,7 +2,8 @@
 
 A planner may keep a set that only a longer search improves. The control loop tells it what came
 true, asks whether a search is due and has it carried out elsewhere; a later plan takes up what
-was found. A planner takes part by having the methods of ``SearchingPlanner``.
+was found. A planner takes part by having the methods of ``SearchingPlanner``. With a method
+``inherit`` it also takes over the loads that one of its kind has observed for other devices.
 """
 
 import queue
@@ -99,3 +100,10 @@ def as_searching(planner: Planner) -> SearchingPlanner | None:
                 f"see moeless.control.search.SearchingPlanner"
             )
     return cast("SearchingPlanner", planner)
+
+
+def inherit_loads(planner: SearchingPlanner, earlier: Planner) -> None:
+    """Have a planner take over the loads that another one of its kind has observed, if it can."""
+    inherit = getattr(planner, "inherit", None)
+    if callable(inherit) and type(earlier) is type(planner):
+        inherit(earlier)

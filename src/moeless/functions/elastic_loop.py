@@ -1,11 +1,12 @@
 """A control loop that is built anew when other devices are in use.
 
-A planner's memory of a layer is about the devices that it saw. So when a device joins or leaves,
-a new controller begins with the plans in force, and keeps of them what the new devices allow.
+A planner's memory of a layer's replicas is about the devices that it saw. So when a device joins
+or leaves, a new controller begins with the plans in force, and keeps of them what the new devices
+allow. What the old one knew of loads is handed over.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from moeless.core.plan import LoadArray
 from moeless.core.ports import Placement
@@ -40,19 +41,24 @@ class Loop(Protocol):
         ...
 
 
-class ElasticLoop:
+LoopT = TypeVar("LoopT", bound=Loop)
+
+
+class ElasticLoop(Generic[LoopT]):
     """Plans a model for the devices in use. A ``load_intake.LoadConsumer``.
 
     Args:
         model: The model that it plans for; says which devices are in use.
-        build: Builds a control loop for a placement.
+        build: Builds a control loop for a placement, with what an earlier one knows of loads.
     """
 
-    def __init__(self, model: ModelPlacement, *, build: Callable[[Placement], Loop]) -> None:
+    def __init__(
+        self, model: ModelPlacement, *, build: Callable[[Placement, LoopT | None], LoopT]
+    ) -> None:
         self._model = model
         self._build = build
         self._devices: tuple[int, ...] = ()
-        self._loop = self._begin(model.devices_in_use)
+        self._loop = self._begin(model.devices_in_use, earlier=None)
 
     @property
     def adaptive(self) -> bool:
@@ -89,9 +95,9 @@ class ElasticLoop:
     def _follow_devices(self) -> None:
         devices = self._model.devices_in_use
         if devices is not self._devices and devices != self._devices:
-            self._loop = self._begin(devices)
+            self._loop = self._begin(devices, earlier=self._loop)
 
-    def _begin(self, devices: tuple[int, ...]) -> Loop:
+    def _begin(self, devices: tuple[int, ...], *, earlier: LoopT | None) -> LoopT:
         self._devices = devices
         whole = len(devices) == self._model.num_devices
-        return self._build(self._model if whole else DeviceView(self._model, devices))
+        return self._build(self._model if whole else DeviceView(self._model, devices), earlier)

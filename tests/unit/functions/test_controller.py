@@ -70,10 +70,11 @@ class Planner:
 
 
 class Parts:
-    def __init__(self, lookahead=0, predictor=None, **policies):
+    def __init__(self, lookahead=0, predictor=None, planner=Planner, **policies):
         self.clock = ManualClock(100.0)
         self.placement = Placement()
-        self.planner = Planner(self.clock)
+        self.planner = planner(self.clock)
+        self.history = predictor or PreviousPredictor()
         self.sink = MemorySink()
         self.controller = Controller(
             ControllerConfig(
@@ -83,7 +84,7 @@ class Parts:
                 name="test",
                 planner=self.planner,
                 splitter=EvenSplitter(),
-                history=predictor or PreviousPredictor(),
+                history=self.history,
                 **policies,
             ),
             placement=self.placement,
@@ -268,3 +269,43 @@ def test_planners_are_asked_with_the_speeds_that_devices_have_shown():
     assert [request.speed_D.tolist() for request in parts.planner.requests] == [
         [1.0, 0.5]
     ] * LAYERS
+
+
+def test_a_controller_for_other_devices_goes_on_from_the_history_of_the_one_before():
+    first, second = Parts(), Parts()
+    first.controller.observe(step=1, layer=0, load_E=np.array([5.0, 1.0, 0.0]))
+    second.controller.inherit(first.controller)
+    second.controller.observe(step=2, layer=1, load_E=np.ones(EXPERTS))
+    history = first.history
+    assert history.predict(step=3, layer=0).tolist() == [5.0, 1.0, 0.0]
+    assert history.predict(step=3, layer=1).tolist() == [1.0, 1.0, 1.0]
+
+
+class Heir(Planner):
+    """Searches never, and says whose loads it has."""
+
+    def __init__(self, clock):
+        super().__init__(clock)
+        self.earlier = None
+
+    def inherit(self, earlier):
+        self.earlier = earlier
+
+    def observe(self, *, step, layer, load_E):
+        pass
+
+    def search_due(self, layer):
+        return False
+
+    def search(self, layer):
+        pass
+
+    def stands(self, layer):
+        return False
+
+
+@pytest.mark.parametrize(("kind", "is_heir"), [(Heir, True), (Planner, False)])
+def test_a_planner_inherits_the_loads_of_one_of_its_kind_only(kind, is_heir):
+    first, second = Parts(planner=kind), Parts(planner=Heir)
+    second.controller.inherit(first.controller)
+    assert (second.planner.earlier is first.planner) == is_heir

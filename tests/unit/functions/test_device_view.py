@@ -100,7 +100,7 @@ def test_a_plan_for_some_devices_is_put_in_force_on_those_and_nowhere_else(model
 
 def test_a_loop_goes_on_while_the_devices_in_use_are_the_same(platform, model):
     told = []
-    loop = ElasticLoop(model, build=lambda placement: Loop(placement, told))
+    loop = ElasticLoop(model, build=lambda placement, _: Loop(placement, told))
     loop.start()
     loop.observe(step=1, layer=0, load_E=np.ones(EXPERTS))
     platform.set_budget(0, 3 * BYTES)
@@ -110,7 +110,7 @@ def test_a_loop_goes_on_while_the_devices_in_use_are_the_same(platform, model):
 
 def test_a_loop_is_built_anew_when_a_device_joins_and_when_one_leaves(platform, model):
     told = []
-    loop = ElasticLoop(model, build=lambda placement: Loop(placement, told))
+    loop = ElasticLoop(model, build=lambda placement, _: Loop(placement, told))
     platform.set_budget(3, 4 * BYTES)
     loop.observe(step=1, layer=0, load_E=np.ones(EXPERTS))
     platform.set_budget(0, 0)
@@ -119,17 +119,30 @@ def test_a_loop_is_built_anew_when_a_device_joins_and_when_one_leaves(platform, 
     assert built == [("built", 2), ("built", 3), ("built", 2)]
 
 
+def test_a_new_loop_is_given_the_one_before_it(platform, model):
+    loops = []
+
+    def build(placement, earlier):
+        loops.append((Loop(placement, []), earlier))
+        return loops[-1][0]
+
+    loop = ElasticLoop(model, build=build)
+    platform.set_budget(3, 4 * BYTES)
+    loop.start()
+    assert [earlier for _, earlier in loops] == [None, loops[0][0]]
+
+
 def test_with_all_devices_in_use_a_loop_plans_for_the_model_itself(platform, model):
     platform.set_budget(1, BYTES)
     platform.set_budget(3, BYTES)
     loops = []
-    ElasticLoop(model, build=lambda placement: loops.append(placement) or Loop(placement, []))
+    ElasticLoop(model, build=lambda placement, _: loops.append(placement) or Loop(placement, []))
     assert loops == [model]
 
 
 def test_starting_again_plans_for_the_loads_that_plans_were_made_for(model):
     told = []
-    loop = ElasticLoop(model, build=lambda placement: Loop(placement, told))
+    loop = ElasticLoop(model, build=lambda placement, _: Loop(placement, told))
     DeviceView(model, (0, 2)).apply(make_plan([[1, 0], [0, 1]]), decision_s=0.0)
     loop.start()
     assert told[1:] == [("replan", 0, [3.0, 1.0]), ("replan", 1, [0.0, 0.0])]

@@ -37,6 +37,13 @@ class LayerState:
     changes: list[tuple[int, Change]] = field(default_factory=list)
     """The newest ones, each with the step whose load was the last that it was based on."""
 
+    def know_loads_of(self, earlier: "LayerState") -> None:
+        """Take over what was observed before capacities or devices changed."""
+        if earlier.window_NE.shape != self.window_NE.shape:
+            return
+        self.window_NE, self.observed = earlier.window_NE, earlier.observed
+        self.next_search = self.observed + 1
+
     def believed_error(self, stated: float | None) -> float:
         """Share of the tokens that a forecast is taken to misplace.
 

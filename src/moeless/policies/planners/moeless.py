@@ -8,6 +8,7 @@ is the newest set that it found.
 """
 
 import math
+from typing import Self
 
 import numpy as np
 
@@ -95,6 +96,11 @@ class MoelessPlanner:
         self._max_interval = max(interval, max_interval)
         self._price = 1.0 / payback_steps
         self._layers: dict[int, LayerState] = {}
+        self._inherited: dict[int, LayerState] = {}
+
+    def inherit(self, earlier: Self) -> None:
+        """Take over the loads that another planner has observed for other devices."""
+        self._inherited = earlier._inherited | earlier._layers
 
     def _sets_for(self, speed_D: SpeedArray | None) -> tuple[bytes | None, SetSearch]:
         """What searches sets for devices of some speeds; the newest one is kept."""
@@ -171,10 +177,9 @@ class MoelessPlanner:
             pause=self._interval,
             next_search=EARLY_STEPS[0],
         )
-        known = self._layers.get(request.layer)
-        if known is not None and known.window_NE.shape == state.window_NE.shape:
-            state.window_NE, state.observed = known.window_NE, known.observed
-            state.next_search = known.observed + 1
+        known = self._layers.get(request.layer, self._inherited.pop(request.layer, None))
+        if known is not None:
+            state.know_loads_of(known)
         self._layers[request.layer] = state
         return state
 
