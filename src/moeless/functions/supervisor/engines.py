@@ -189,7 +189,7 @@ class Engines:
         for joined in waiting:
             self._connect(model, joined)
         if is_first:
-            model.consumer.start()
+            model.plan()
         for joined in waiting:
             reply(
                 joined.attachment.connection,

@@ -57,6 +57,7 @@ class HostedModel:
         """On the platform, once all workers know the model."""
         self.consumer: LoadConsumer | None = None
         self.loads: LoadSum | None = None
+        self._planned_for: list[int] | None = None
         self._knowing: dict[int, WorkerProcess] = {}
         shape = {
             "num_layers": spec.num_layers,
@@ -114,6 +115,19 @@ class HostedModel:
             "model": self.spec.model_id,
             **{name: self.request[name] for name in fields},
         }
+
+    def plan(self) -> None:
+        """Have all layers planned for what the devices may hold of the model now."""
+        if self.consumer is not None and self.placement is not None:
+            self._planned_for = self.placement.capacity_D(0).tolist()
+            self.consumer.start()
+
+    def follow_capacity(self) -> None:
+        """Have plans that do not follow loads made again if the devices may hold more or less."""
+        if self.consumer is None or self.consumer.adaptive or self.placement is None:
+            return
+        if self.placement.capacity_D(0).tolist() != self._planned_for:
+            self.plan()
 
     def close(self) -> None:
         """Give up the board; it vanishes when its engines have, too."""

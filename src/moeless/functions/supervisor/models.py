@@ -134,7 +134,9 @@ class HostedModels:
         self._replan_fixed()
 
     def tick(self) -> None:
-        """Have workers try models again that they could not serve."""
+        """Follow what models leave each other; try workers again that could not serve a model."""
+        for model in self:
+            model.follow_capacity()
         self._ticks += 1
         if self._ticks % _TICKS_PER_TRY:
             return
@@ -175,14 +177,13 @@ class HostedModels:
     def replan(self) -> None:
         """Plan all models again: other devices are in use, or budgets have changed."""
         for model in self:
-            if model.consumer is not None:
-                model.consumer.start()
+            model.plan()
 
     def _replan_fixed(self) -> None:
         """Plans that do not follow loads still follow devices."""
         for model in self:
             if model.consumer is not None and not model.consumer.adaptive:
-                model.consumer.start()
+                model.plan()
 
     @property
     def _fleet(self) -> Fleet:
