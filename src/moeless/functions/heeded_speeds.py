@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 LASTS_S = 10.0
-"""So long a change must be seen before it is believed."""
+"""So long a device must be seen at an eighth of the others' speed before that is believed; twice
+as long at a quarter, three times at half, which may still be somebody else's work on its core."""
 _SLOW = 1.5
-_SLOW_NO_MORE = 1.2
+_SLOW_NO_MORE = 1.35
 """Times as long as the others: from where on a device is slow, and until when it stays so."""
 _ANOTHER_SPEED = 1.7
 """Factor from a slow device's speed in force to what makes it have another one."""
@@ -93,10 +94,11 @@ class HeededSpeeds:
         if toward != self._toward_D[device]:
             self._toward_D[device], self._evidence_s_D[device] = toward, 0.0
         self._evidence_s_D[device] += passed_s
-        needed_s = self._lasts_s
         if toward > 0:
-            needed_s *= 2.0 ** float(self._relapses_D[device])
-        return bool(self._evidence_s_D[device] >= needed_s)
+            patience = 2.0 * 2.0 ** float(self._relapses_D[device])
+        else:
+            patience = 4.0 + math.log2(wanted)
+        return bool(self._evidence_s_D[device] >= patience * self._lasts_s)
 
     def _put_in_force(self, device: int, speed: float, now_s: float) -> None:
         if speed == 1.0:

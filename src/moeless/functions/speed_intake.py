@@ -77,7 +77,7 @@ class SpeedIntake:
         for device, speed in enumerate(self._heeded.speed_D.tolist()):
             if speed < 1.0 and speed != before_D[device]:
                 _log.warning(
-                    "device %d computes at about 1/%.0f of the others' speed: plans give it less",
+                    "device %d computes at about 1/%.0f of the others' speed; plans heed that",
                     *(device, 1.0 / speed),
                 )
             elif speed == 1.0 and before_D[device] < 1.0 and self._pools[device].budget_bytes:

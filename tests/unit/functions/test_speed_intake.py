@@ -51,7 +51,7 @@ class Pool:
         self.engines[engine] = board
         return placement
 
-    def say(self, said, *, seconds=20.0):
+    def say(self, said, *, seconds=30.0):
         changes = 0
         for _ in range(int(4 * seconds)):
             self.clock.advance(0.25)
@@ -81,7 +81,7 @@ def test_plans_are_told_of_a_slow_device_and_of_its_recovery(pool, caplog):
     assert pool.say({0: EQUAL}) == 1
     assert model.speed_D() is None
     assert [record.getMessage() for record in caplog.records] == [
-        "device 2 computes at about 1/4 of the others' speed: plans give it less",
+        "device 2 computes at about 1/4 of the others' speed; plans heed that",
         "device 2 is as fast as the others again",
     ]
 
