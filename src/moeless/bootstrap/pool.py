@@ -10,6 +10,7 @@ from pathlib import Path
 from moeless.bootstrap.supervisor_process import build_supervisor, take_precedence
 from moeless.bootstrap.worker_fleet import check_devices, worker_configs
 from moeless.config import ExpertsConfig, PolicyConfig
+from moeless.core.garbage import exempt_what_stays
 from moeless.errors import ConfigError
 from moeless.functions.supervisor.config import SupervisorConfig
 from moeless.functions.supervisor.pool_directory import PoolDirectory, make_directory
@@ -53,6 +54,7 @@ def serve_pool(config: ExpertsConfig, path: Path, *, on_ready: Callable[[], None
             events=config.events,
         )
         take_precedence()
+        exempt_what_stays()
         supervisor.run(on_listening=on_ready)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from moeless.bootstrap.control import build_controller, build_sink
 from moeless.config import PolicyConfig
 from moeless.core.clock import SystemClock
+from moeless.core.garbage import exempt_what_stays
 from moeless.errors import FunctionError, MoelessError
 from moeless.functions.load_intake import LoadConsumer
 from moeless.functions.messages import Message, receive, send
@@ -105,12 +106,14 @@ def run(owner: socket.socket) -> None:
     events = message["events"]
     directory = PoolDirectory(Path(config.socket_path).parent)
     try:
-        build_supervisor(
+        supervisor = build_supervisor(
             config,
             owner=owner,
             policy=PolicyConfig(**message["policy"]),
             events=None if events is None else Path(events),
-        ).run()
+        )
+        exempt_what_stays()
+        supervisor.run()
     finally:
         directory.remove()  # the owner does, too; this is for an owner that was killed
 

@@ -1,5 +1,6 @@
 """The command ``moeless``: finds commands, and turns errors into one line and an exit code."""
 
+import gc
 import sys
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -130,4 +131,6 @@ def _fail(message: str, code: int) -> int:
 
 def main() -> None:
     """Entry point of the command ``moeless``."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    gc.freeze()  # the end of a process frees everything at once, and need not look at it first
+    sys.exit(code)

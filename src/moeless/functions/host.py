@@ -4,9 +4,9 @@ A host does what the platform orders and what engines invoke; it decides nothing
 in one thread while invocations run in another. Needs torch.
 """
 
+import contextlib
 import threading
 import time
-from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from moeless.functions.compute.kernels import (
     ExpertKernel,
     build_kernel,
     build_stacked_kernel,
+    is_packed,
     is_stacked,
     keeps_weights,
 )
@@ -84,8 +85,10 @@ class ExpertHost:
         self._activations: dict[str, Activation] = {}
         self._kernels: dict[tuple[str, int, int], ExpertKernel] = {}
         self._bytes: dict[FunctionId, int] = {}
+        self._function_bytes: dict[str, int] = {}
         self._digests: dict[FunctionId, str] = {}
         self._read_memory = ReadMemory()
+        self._as_read: dict[FunctionId, ExpertWeights] = {}
         self._workspace = Workspace()
         self._invoking = threading.Lock()
 
@@ -108,11 +111,13 @@ class ExpertHost:
         self._activations[spec.model_id] = small_activation(spec.expert, self._device)
         prepare_row_loops(spec.expert, self._device)
         try:
-            return function_bytes(spec.expert, self._device)
+            num_bytes = function_bytes(spec.expert, self._device)
         except (MemoryError, RuntimeError) as error:
             raise FunctionError(
                 f"{self._device} cannot hold {spec.model_id}: {_first_line(error)}"
             ) from error
+        self._function_bytes[spec.model_id] = num_bytes
+        return num_bytes
 
     def fetch(self, function: FunctionId) -> None:
         """A function will be loaded soon: have its bytes read into the system's memory.
@@ -150,17 +155,33 @@ class ExpertHost:
         store = self._stores[function.model]
         work_in_background()
         try:
-            shape = self._specs[function.model].expert
-            memory = None if keeps_weights(shape, self._device) else self._read_memory
+            memory = self._memory_for(self._specs[function.model].expert)
             weights = store.load(function.layer, function.expert, memory=memory)
             self._check(function, digest_weights(weights), digest)
-            kernel = self._build(function, weights)
+            kernel = self._build(function, weights, memory)
         except (MemoryError, RuntimeError) as error:  # torch's allocator raises the latter
             reason = _first_line(error)
             raise FunctionError(f"{self._device} cannot hold {function}: {reason}") from error
         self._kernels[function] = kernel
-        self._bytes[function] = kernel.num_bytes
-        return kernel.num_bytes
+        self._bytes[function] = self._function_bytes[function.model]
+        return self._bytes[function]
+
+    def lay_out_next(self) -> bool:
+        """Give one instance that is still as it was read the layout that computes faster.
+
+        In the thread that loads, when no load waits.
+
+        Returns:
+            Whether there was one.
+        """
+        if not self._as_read:
+            return False
+        function = next(iter(self._as_read))
+        weights = self._as_read.pop(function)
+        # Without memory for the other layout it stays as it is.
+        with contextlib.suppress(MemoryError, RuntimeError):
+            self._kernels[function] = build_kernel(weights, self._device)
+        return True
 
     def digest(self, function: FunctionId) -> str:
         """The fingerprint of an instance's weights, which must have been loaded once."""
@@ -175,8 +196,24 @@ class ExpertHost:
                 f"checkpoint was changed; restore it, or restart with the new one"
             )
 
-    def _build(self, function: FunctionId, weights: ExpertWeights) -> ExpertKernel:
+    def _memory_for(self, shape: ExpertShape) -> ReadMemory | None:
+        """Where an expert is read to; None for memory of its own."""
+        if keeps_weights(shape, self._device):
+            return None
+        # What is packed later stays where it was read to until then.
+        return ReadMemory(shape.num_bytes) if is_packed(shape, self._device) else self._read_memory
+
+    def _build(
+        self, function: FunctionId, weights: ExpertWeights, memory: ReadMemory | None
+    ) -> ExpertKernel:
         spec = self._specs[function.model]
+        if is_packed(spec.expert, self._device) and memory is not None:
+            # Unless that takes more than the instance may hold, as where weights are decoded.
+            limit = self._function_bytes[function.model]
+            as_read = weights.is_joined and memory.needed_bytes <= limit
+            if as_read:
+                self._as_read[function] = weights
+            return build_kernel(weights, self._device, as_read=as_read)
         if not is_stacked(spec.expert, self._device):
             return build_kernel(weights, self._device)
         key = (function.model, function.layer)
@@ -189,6 +226,7 @@ class ExpertHost:
         with self._invoking:
             kernel = self._kernels.pop(function, None)
             self._bytes.pop(function, None)
+            self._as_read.pop(function, None)
             if kernel is not None and kernel.slot is not None:
                 kernel.slot.give_back()
 
@@ -220,7 +258,7 @@ class ExpertHost:
         began_ns = time.monotonic_ns()
         # Entering inference mode once more costs microseconds that add up over layers.
         inside = torch.is_inference_mode_enabled()
-        with self._invoking, nullcontext() if inside else torch.inference_mode():
+        with self._invoking, contextlib.nullcontext() if inside else torch.inference_mode():
             warm: list[int] = []
             kernels: list[ExpertKernel] = []
             ranges_n2: list[tuple[int, int]] = []

@@ -19,14 +19,13 @@ from moeless.functions.board import Board
 from moeless.functions.client import Report
 from moeless.functions.load_intake import LoadConsumer, LoadIntake
 from moeless.functions.model_placement import ModelPlacement
+from moeless.functions.order_queue import IdleHost, OrderQueue
 from moeless.functions.platform import Platform
 
 _TICK_S = 0.25
-_REST_AFTER_S = 1.0
-"""Without orders for so long what only loads need is given back."""
 
 
-class Loader(Protocol):
+class Loader(IdleHost, Protocol):
     """The part of a host that loads need."""
 
     def load(self, function: FunctionId) -> int:
@@ -37,10 +36,6 @@ class Loader(Protocol):
         """Give an instance up."""
         ...
 
-    def rest(self) -> None:
-        """No load follows for now."""
-        ...
-
 
 class _LoaderThread:
     """Carries out one device's orders in sequence. A ``platform.HostPort``."""
@@ -49,7 +44,7 @@ class _LoaderThread:
         self._device = device
         self._host = host
         self._tasks = tasks
-        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._orders: OrderQueue[Callable[[], None] | None] = OrderQueue(host)
         self._thread = threading.Thread(target=self._run, name=f"loader-{device}", daemon=True)
         self._thread.start()
 
@@ -67,15 +62,8 @@ class _LoaderThread:
         self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
-        while (order := self._next_order()) is not None:
+        while (order := self._orders.take()) is not None:
             order()
-
-    def _next_order(self) -> Callable[[], None] | None:
-        try:
-            return self._orders.get(timeout=_REST_AFTER_S)
-        except queue.Empty:
-            self._host.rest()
-            return self._orders.get()
 
     def _load(self, function: FunctionId) -> None:
         try:

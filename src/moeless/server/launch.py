@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from moeless.bootstrap.engine import Progress, RunningEngine, start_engine
 from moeless.config import EngineConfig, ExpertsConfig
+from moeless.core.garbage import exempt_what_stays
 from moeless.errors import MoelessError
 from moeless.server.app import create_app
 from moeless.server.run import ServerAddress, run_server
@@ -91,6 +92,7 @@ def serve_model(
                 take_snapshot=take_snapshot,
             )
             writer.start()
+        exempt_what_stays()
         run_server(app, config.host, config.port, on_ready)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # closing takes a second at most

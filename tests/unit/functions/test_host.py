@@ -32,8 +32,12 @@ class Store:
         hidden, inner = self._shape.hidden, self._shape.intermediate
         dtype = getattr(torch, self._shape.dtype)
 
+        if memory is not None:
+            memory.begin()
+
         def draw(*size):
-            return (torch.randn(*size, generator=generator) / size[-1] ** 0.5).to(dtype)
+            drawn = (torch.randn(*size, generator=generator) / size[-1] ** 0.5).to(dtype)
+            return drawn if memory is None else memory.take(size, dtype).copy_(drawn)
 
         bias = self._shape.bias
         return ExpertWeights(
@@ -46,11 +50,21 @@ class Store:
         )
 
 
-def make_host(shape, *, warm=range(EXPERTS), experts=EXPERTS):
+class DecodingStore(Store):
+    """What it reads takes more memory than what comes of it."""
+
+    def load(self, layer, expert, *, memory=None):
+        weights = super().load(layer, expert, memory=memory)
+        if memory is not None:
+            memory.take((self._shape.num_bytes,), torch.uint8)
+        return weights
+
+
+def make_host(shape, *, warm=range(EXPERTS), experts=EXPERTS, store=Store):
     spec = ModelSpec(
         model_id="m", family="f", layer_ids=(0, 1), num_experts=experts, top_k=1, expert=shape
     )
-    host, store = ExpertHost("cpu"), Store(shape)
+    host, store = ExpertHost("cpu"), store(shape)
     host.add_model(store, spec)
     for expert in warm:
         host.load(FunctionId("m", 1, expert))
@@ -236,6 +250,80 @@ def test_instances_hold_the_bytes_that_were_announced(shape):
     assert host.resident_bytes == EXPERTS * each
     host.evict(FunctionId("m", 1, 0))
     assert host.resident_bytes == (EXPERTS - 1) * each
+
+
+LARGE = [name for name in SHAPES if name.startswith("large")]
+
+
+def lay_out_all(host):
+    """Returns how many instances there were to lay out."""
+    return len(list(iter(host.lay_out_next, False)))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("shape", LARGE)
+def test_large_experts_compute_as_they_were_read_until_they_are_laid_out(shape, route):
+    host, store = make_host(SHAPES[shape])
+    held = host.resident_bytes
+    for _ in range(EXPERTS):
+        invoke_and_check(host, store, SHAPES[shape], ROUTES[route], warm=range(EXPERTS))
+        assert host.lay_out_next()
+    invoke_and_check(host, store, SHAPES[shape], ROUTES[route], warm=range(EXPERTS))
+    assert not host.lay_out_next()
+    assert host.resident_bytes == held
+
+
+def test_only_experts_with_a_layout_of_their_own_have_to_be_laid_out():
+    for name, shape in SHAPES.items():
+        assert lay_out_all(make_host(shape)[0]) == (EXPERTS if name in LARGE else 0)
+
+
+def test_an_instance_that_has_left_is_not_laid_out():
+    host, store = make_host(SHAPES["large"], warm=[1, 2])
+    host.evict(FunctionId("m", 1, 1))
+    assert lay_out_all(host) == 1
+    invoke_and_check(host, store, SHAPES["large"], ROUTES["all experts"], warm=[2])
+
+
+def test_without_memory_for_another_layout_an_instance_stays_as_it_was_read(monkeypatch):
+    host, store = make_host(SHAPES["large"])
+
+    def fail(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("moeless.functions.host.build_kernel", fail)
+    assert lay_out_all(host) == EXPERTS
+    segments = ROUTES["all experts"]
+    invoke_and_check(host, store, SHAPES["large"], segments, warm=range(EXPERTS))
+
+
+def test_what_reading_left_too_large_is_laid_out_at_once():
+    host, store = make_host(SHAPES["large"], store=DecodingStore)
+    assert lay_out_all(host) == 0
+    segments = ROUTES["all experts"]
+    invoke_and_check(host, store, SHAPES["large"], segments, warm=range(EXPERTS))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_large_experts_hold_no_more_memory_than_their_bytes_before_and_after(dtype):
+    shape = ExpertShape(hidden=1024, intermediate=1024, dtype=dtype)
+    host, _ = make_host(shape, warm=(), experts=8)
+    process = psutil.Process()
+    instances = [FunctionId("m", 0, expert) for expert in range(8)]
+
+    def fill():
+        for function in instances:
+            host.load(function)
+        as_read = process.memory_info().rss
+        assert lay_out_all(host) == len(instances)
+        return as_read, process.memory_info().rss
+
+    fill()  # what the libraries need stays
+    for function in instances:
+        host.evict(function)
+    before = process.memory_info().rss
+    for rss in fill():
+        assert rss - before < 1.2 * host.resident_bytes
 
 
 def test_a_small_instance_takes_its_own_bytes_and_no_padding():

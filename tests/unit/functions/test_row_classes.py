@@ -4,7 +4,7 @@ import psutil
 import pytest
 import torch
 
-from moeless.functions.compute.kernels import packed_linear, plain_linear
+from moeless.functions.compute.kernels import packed_linear, plain_linear, unpacked_linear
 from moeless.functions.compute.row_classes import pad_rows, round_up_rows
 
 
@@ -39,7 +39,7 @@ def test_rows_at_the_end_of_their_memory_are_copied(last):
     assert padded.data_ptr() != x.data_ptr()
 
 
-@pytest.mark.parametrize("layout", [plain_linear, packed_linear])
+@pytest.mark.parametrize("layout", [plain_linear, packed_linear, unpacked_linear])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("in_place", [True, False])
 def test_products_have_the_rows_that_were_asked_for(layout, bias, in_place):

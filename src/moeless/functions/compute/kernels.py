@@ -1,6 +1,7 @@
-"""One expert's forward pass, with its weights laid out once when an instance is loaded.
+"""One expert's forward pass, with its weights laid out once after an instance is loaded.
 
-On a CPU large experts get oneDNN's own weight layout. Small ones stay as they are, side by side in
+On a CPU large experts get oneDNN's own weight layout; until there is time for that they are
+computed with as they were read. Small ones stay as they are, side by side in
 their layer's stack, because there the call itself costs more than the arithmetic: many of them can
 run in one call (``padded``). Both layouts give the same result up to rounding.
 """
@@ -128,14 +129,23 @@ def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Line
         bias: [out] or None.
     """
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+    num_bytes = int(torch.ops.mkldnn._nbytes(packed))
+    return _onednn_linear(packed, bias), num_bytes + (bias.nbytes if bias is not None else 0)
+
+
+def unpacked_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Linear, int]:
+    """As ``packed_linear``, with the matrix as it is: slower, but at once."""
+    return _onednn_linear(weight, bias), weight.nbytes + (bias.nbytes if bias is not None else 0)
+
+
+def _onednn_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     onednn = torch.ops.mkldnn._linear_pointwise.default
 
     def linear(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        y: torch.Tensor = onednn(pad_rows(x), packed, bias, "none", [], "")[: x.shape[0]]
+        y: torch.Tensor = onednn(pad_rows(x), weight, bias, "none", [], "")[: x.shape[0]]
         return y if out is None else out.copy_(y)
 
-    num_bytes = int(torch.ops.mkldnn._nbytes(packed))
-    return linear, num_bytes + (bias.nbytes if bias is not None else 0)
+    return linear
 
 
 @cache
@@ -164,11 +174,16 @@ def is_stacked(shape: ExpertShape, device: str) -> bool:
     return device == "cpu" and 2 * shape.intermediate * shape.hidden < _PACK_FROM
 
 
-def keeps_weights(shape: ExpertShape, device: str) -> bool:
-    """Whether a kernel computes with the tensors that it is built from, not with copies."""
+def is_packed(shape: ExpertShape, device: str) -> bool:
+    """Whether an expert's weights get oneDNN's own layout."""
     if device != "cpu" or is_stacked(shape, device):
         return False
-    return not _is_packed(2 * shape.intermediate * shape.hidden, getattr(torch, shape.dtype))
+    return _is_packed(2 * shape.intermediate * shape.hidden, getattr(torch, shape.dtype))
+
+
+def keeps_weights(shape: ExpertShape, device: str) -> bool:
+    """Whether a kernel computes with the tensors that it is built from, not with copies."""
+    return device == "cpu" and not is_stacked(shape, device) and not is_packed(shape, device)
 
 
 def _is_packed(num_elements: int, dtype: torch.dtype) -> bool:
@@ -194,12 +209,13 @@ def build_stacked_kernel(weights: ExpertWeights, stack: WeightStack) -> ExpertKe
     )
 
 
-def build_kernel(weights: ExpertWeights, device: str) -> ExpertKernel:
+def build_kernel(weights: ExpertWeights, device: str, *, as_read: bool = False) -> ExpertKernel:
     """Lay out the weights of one expert that is on its own.
 
     Args:
         weights: In the store's canonical form.
         device: A torch device name.
+        as_read: Compute with the weights as they are where others would be packed.
     """
     gate_up = weights.gate_up.to(device)
     down = weights.down.to(device)
@@ -209,7 +225,7 @@ def build_kernel(weights: ExpertWeights, device: str) -> ExpertKernel:
     if weights.down_bias is not None:
         down_bias = weights.down_bias.to(device)
     packs = device == "cpu" and _is_packed(gate_up.numel(), gate_up.dtype)
-    layout = packed_linear if packs else plain_linear
+    layout = (unpacked_linear if as_read else packed_linear) if packs else plain_linear
     first, first_bytes = layout(gate_up, gate_up_bias)
     second, second_bytes = layout(down, down_bias)
     return ExpertKernel(

@@ -28,12 +28,18 @@ class ExpertWeights:
     down_bias: torch.Tensor | None = None
 
     @property
+    def is_joined(self) -> bool:
+        """Whether gate and up lie one behind the other."""
+        gate, up = self.gate, self.up
+        return up.data_ptr() == gate.data_ptr() + gate.nbytes and (
+            up.untyped_storage().data_ptr() == gate.untyped_storage().data_ptr()
+        )
+
+    @property
     def gate_up(self) -> torch.Tensor:
         """Gate and up side by side [2I, H]: a view where they lie one behind the other."""
         gate, up = self.gate, self.up
-        if up.data_ptr() == gate.data_ptr() + gate.nbytes and (
-            up.untyped_storage().data_ptr() == gate.untyped_storage().data_ptr()
-        ):
+        if self.is_joined:
             inner, hidden = gate.shape
             return gate.as_strided((2 * inner, hidden), (hidden, 1))
         return torch.cat([gate, up])

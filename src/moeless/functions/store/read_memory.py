@@ -16,12 +16,21 @@ _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class ReadMemory:
-    """One block that grows to what the largest expert needs. For one thread at a time."""
+    """One block that grows to what the largest expert needs. For one thread at a time.
 
-    def __init__(self) -> None:
+    Args:
+        num_bytes: What is needed as far as is known.
+    """
+
+    def __init__(self, num_bytes: int = 0) -> None:
         self._block: torch.Tensor | None = None
         self._used = 0
-        self._needed = 0
+        self._needed = num_bytes
+
+    @property
+    def needed_bytes(self) -> int:
+        """What has been taken since ``begin``, in the block or beside it."""
+        return self._needed
 
     def begin(self) -> None:
         """Whatever was taken before is given up."""

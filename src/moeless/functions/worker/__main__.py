@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 
+from moeless.core.garbage import exempt_what_stays
 from moeless.functions.pulse import start_beating
 from moeless.functions.worker.standby import move_to, stand_by
 
@@ -48,6 +49,7 @@ def main() -> None:
     from moeless.functions.worker.worker import Worker
 
     torch.set_num_threads(arguments.threads)
+    exempt_what_stays()
     Worker(connection, device=device, spin_s=arguments.spin_us * 1e-6).run()
 
 

@@ -2,14 +2,13 @@
 
 Orders (load, evict, attach) are carried out in order by a thread of their own, so that a load does
 not hold up invocations of instances that are warm. Another thread receives them, and a third one
-has the disk deliver what is to be loaded next while the load before it is still being laid out.
+has the disk deliver what is to be loaded next.
 """
 
 import contextlib
 import logging
 import mmap
 import os
-import queue
 import select
 import socket
 import threading
@@ -24,6 +23,7 @@ from moeless.functions import shared_memory
 from moeless.functions.channel import SPIN_IS_SAFE, ChannelShape, Mailbox, hush, new_doorbell, ring
 from moeless.functions.host import FAILED, ExpertHost
 from moeless.functions.messages import Message, close_all, receive, send
+from moeless.functions.order_queue import OrderQueue
 from moeless.functions.payload import Payload
 from moeless.functions.store.store import ExpertStore
 from moeless.functions.wire import layout_from_json, spec_from_json
@@ -31,8 +31,6 @@ from moeless.functions.worker.fetcher import Fetcher
 from moeless.functions.worker.weight_pages import weight_pages
 
 _log = logging.getLogger(__name__)
-_REST_AFTER_S = 1.0
-"""Without orders for so long what only loads need is given back."""
 
 
 @dataclass(kw_only=True)
@@ -64,7 +62,7 @@ class Worker:
         self._changed = True
         self._to_close: list[int] = []
         self._has_served = False
-        self._orders: queue.SimpleQueue[tuple[Message, list[int]]] = queue.SimpleQueue()
+        self._orders: OrderQueue[tuple[Message, list[int]]] = OrderQueue(self._host)
         self._fetcher = Fetcher(self._host.fetch)
 
     def run(self) -> None:
@@ -163,19 +161,12 @@ class Worker:
             "detach": self._detach,
         }
         while True:
-            message, fds = self._next_order()
+            message, fds = self._orders.take()
             try:
                 orders[message["op"]](message, fds)
             except Exception:  # noqa: BLE001 - a worker that cannot follow orders must end,
                 _log.exception("order %r failed", message.get("op"))  # so that it is replaced
                 os._exit(1)
-
-    def _next_order(self) -> tuple[Message, list[int]]:
-        try:
-            return self._orders.get(timeout=_REST_AFTER_S)
-        except queue.Empty:
-            self._host.rest()
-            return self._orders.get()
 
     def _add_model(self, message: Message, fds: list[int]) -> None:
         close_all(fds)
