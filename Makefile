@@ -1,6 +1,7 @@
 # The only commands that CI calls. Everything runs in .venv, which `make` sets up itself.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
+TEST_PROCESSES ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
@@ -20,7 +21,7 @@ demo: $(STAMP)  ## Build the demo model, serve it with two workers, ask it quest
 
 test: $(STAMP)  ## Set up, check style, types and import rules, run the tests
 	$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 fuzz: $(STAMP)  ## Requests made up from the OpenAPI document, against a real server (3 minutes)
 	MOELESS_FUZZ_EXAMPLES=60 $(BIN)/python -m pytest tests/integration/serving/test_fuzz.py

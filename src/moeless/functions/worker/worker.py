@@ -62,7 +62,7 @@ class Worker:
         self._changed = True
         self._to_close: list[int] = []
         self._has_served = False
-        self._orders: OrderQueue[tuple[Message, list[int]]] = OrderQueue(self._host)
+        self._orders: OrderQueue[tuple[Message, list[int]]] = OrderQueue(self)
         self._fetcher = Fetcher(self._host.fetch)
 
     def run(self) -> None:
@@ -135,6 +135,15 @@ class Worker:
         ring(engine.answer_bell)
 
     # Orders
+
+    def lay_out_next(self) -> bool:
+        """There is time to lay an instance's weights out; whether there was one to do."""
+        with weight_pages():
+            return self._host.lay_out_next()
+
+    def rest(self) -> None:
+        """No load follows for now."""
+        self._host.rest()
 
     def _receive_orders(self) -> None:
         while True:
