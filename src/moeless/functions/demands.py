@@ -35,6 +35,8 @@ class Demand:
     missing: set[FunctionId]
     failures: dict[FunctionId, dict[int, str]] = field(default_factory=dict)
     """Why loads failed, per device that tried."""
+    hopeless: set[FunctionId] = field(default_factory=set)
+    """Those of them that no other device can load either."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,12 +168,27 @@ class DemandDesk:
             demand.missing.discard(function)
 
     def note_failed(
-        self, model: DemandingModel, function: FunctionId, device: int, *, reason: str
+        self,
+        model: DemandingModel,
+        function: FunctionId,
+        device: int,
+        *,
+        reason: str,
+        elsewhere: bool,
     ) -> None:
-        """A function's load has failed on a device."""
+        """A function's load has failed on a device; elsewhere it may go better, or not."""
         for demand in model.demands.values():
             if function in demand.missing:
                 demand.failures.setdefault(function, {})[device] = reason
+                if not elsewhere:
+                    demand.hopeless.add(function)
+
+    def note_host(self, device: int) -> None:
+        """A device has a new host, which may load what the one before it could not."""
+        for model in self._models.values():
+            for demand in model.demands.values():
+                for failed in demand.failures.values():
+                    failed.pop(device, None)
 
     def pursue(self, model: DemandingModel) -> None:
         """See to it that each missing function is on its way somewhere; note demands' ends.
@@ -193,9 +210,11 @@ class DemandDesk:
             if pool is None:
                 pool = self._choose_pool(model, function, demand, free_D)
                 reasons = list(demand.failures.get(function, {}).values())
-                # Without room a device is waited for, but not in place of one that failed.
-                if pool is None and not reasons and self._returning:
+                waits = function not in demand.hopeless and self._is_one_returning(model)
+                if pool is None and waits:
                     continue
+                if pool is not None and reasons and free_D[pool.device] <= 0 and waits:
+                    continue  # nobody has room: the one that returns may
                 reasons = reasons or list(model.barred.values())
                 if pool is None or (reasons and free_D[pool.device] <= 0):
                     reason = reasons[0] if reasons else "no device is up that could hold it"
@@ -238,6 +257,12 @@ class DemandDesk:
             )
             for pool in self._pools
         ]
+
+    def _is_one_returning(self, model: DemandingModel) -> bool:
+        """Whether a device is on its way that holds instances of a model."""
+        return any(
+            self._pools[device].budget_bytes >= model.function_bytes for device in self._returning
+        )
 
     def _choose_pool(
         self, model: DemandingModel, function: FunctionId, demand: Demand, free_D: list[int]

@@ -58,6 +58,7 @@ class Platform:
         self._returning: set[int] = set()
         self._sharing = Sharing(self.models, self.pools)
         self.slots_D = self._sharing.slots_D
+        self.check_budgets = self._sharing.check_budgets
         self.speeds = SpeedIntake(
             self.models, self.pools, num_devices=len(budgets_bytes), clock=clock
         )
@@ -178,6 +179,7 @@ class Platform:
         self.orders.hosts[device] = host
         self._returning.discard(device)
         self._retries.forget_device(device)
+        self._desk.note_host(device)
         for model in self.models.values():
             model.board.device_generation_D[device] += 1
             if device not in model.barred:
@@ -247,17 +249,6 @@ class Platform:
             self.orders.note_freed(instance)
         self.orders.forget_device(device)
         self.advance()
-
-    def check_budgets(self, budgets_bytes: Sequence[int]) -> None:
-        """Refuse budgets with which the models that have engines could not all be served.
-
-        Args:
-            budgets_bytes: Of the devices that there would be.
-
-        Raises:
-            BudgetError: They could not; the message has the figures.
-        """
-        self._sharing.check_budgets(budgets_bytes)
 
     def set_budget(self, device: int, num_bytes: int) -> None:
         """Give a device another budget from now on.
@@ -335,8 +326,17 @@ class Platform:
         self.release_surplus(model, function.layer)
         self.advance()
 
-    def failed(self, device: int, function: FunctionId, *, reason: str) -> None:
-        """A load has failed and was rolled back; the plan in force stays."""
+    def failed(
+        self, device: int, function: FunctionId, *, reason: str, elsewhere: bool = False
+    ) -> None:
+        """A load has failed and was rolled back; the plan in force stays.
+
+        Args:
+            device: Where.
+            function: What.
+            reason: Why.
+            elsewhere: Whether another device, or a new host of this one, may do better.
+        """
         now_s = self.clock.now_s()
         self.orders.note_freed(self.pools[device].failed(function, now_s=now_s))
         self.orders.end_load(function, device)
@@ -344,7 +344,7 @@ class Platform:
         model.failed_loads[device] += 1
         model.unsettle(function.layer)
         self._retries.note_failure(function, device, now_s=now_s)
-        self._desk.note_failed(model, function, device, reason=reason)
+        self._desk.note_failed(model, function, device, reason=reason, elsewhere=elsewhere)
         self._tell(LoadFailed, function, device, reason=reason)
         self.advance()
 

@@ -94,7 +94,9 @@ class Fleet:
             "model": owner.worker_knows_model,
             "attached": lambda *_: None,
             "loaded": self._loaded,
-            "failed": lambda w, m: platform.failed(w.device, _function(m), reason=m["reason"]),
+            "failed": lambda w, m: platform.failed(
+                w.device, _function(m), reason=m["reason"], elsewhere=m["elsewhere"]
+            ),
             "evicted": lambda w, m: platform.evicted(w.device, _function(m), reason=m["reason"]),
         }
 

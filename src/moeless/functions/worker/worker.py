@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from moeless.core.model import FunctionId
-from moeless.errors import MoelessError
+from moeless.errors import CheckpointError, MoelessError
 from moeless.functions import shared_memory
 from moeless.functions.channel import SPIN_IS_SAFE, ChannelShape, Mailbox, hush, new_doorbell, ring
 from moeless.functions.host import FAILED, ExpertHost
@@ -197,7 +197,13 @@ class Worker:
             with weight_pages():
                 self._host.load(function, digest=message.get("digest"))
         except MoelessError as error:
-            reply: dict[str, Any] = {"op": "failed", "reason": str(error)}
+            # Damaged files are the same for all devices, memory is not.
+            elsewhere = not isinstance(error, CheckpointError)
+            reply: dict[str, Any] = {
+                "op": "failed",
+                "reason": str(error),
+                "elsewhere": elsewhere,
+            }
         else:
             reply = {"op": "loaded", "digest": self._host.digest(function)}
         held = {"resident_bytes": self._host.resident_bytes}
