@@ -141,24 +141,33 @@ def add(
 @devices.command()
 @click.argument("device", type=click.IntRange(min=0))
 @_pool_option
+@click.option("--cancel", is_flag=True, help="Take it back while it is being drained.")
 @_wait_option
-def drain(device: int, pool: Path | None, no_wait: bool) -> None:
+def drain(device: int, pool: Path | None, cancel: bool, no_wait: bool) -> None:
     """Take DEVICE out of use, and wait until its worker has ended.
 
     It gets no new tokens. What only it holds is loaded on other devices first; what runs there
-    ends. It is refused if the other devices could not hold one layer's experts at once.
+    ends. It is refused if the other devices could not hold one layer's experts at once. With
+    --cancel a device that is being drained is used again.
 
     \b
     Examples:
       moeless devices drain 1
       moeless devices drain 1 --no-wait
+      moeless devices drain 1 --cancel
     """
     with _connect(pool) as admin:
+        if cancel:
+            admin.keep(device)
+            click.echo(f"device {device} is used again")
+            return
         admin.drain(device)
         if no_wait:
             click.echo(f"device {device} is draining")
             return
-        _wait(admin, device, {"drained", "down"}, progress=True)
+        found = _wait(admin, device, {"drained", "down", "up"}, progress=True)
+    if found["state"] == "up":
+        raise FunctionError(f"device {device} is used again: draining it was taken back")
     click.echo(f"device {device} is drained")
 
 

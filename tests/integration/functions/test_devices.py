@@ -186,6 +186,27 @@ def test_a_device_that_dies_while_it_is_drained_is_drained(
     await_state(device, "drained")
 
 
+def test_draining_can_be_taken_back_while_it_goes_on(
+    served, admin, tokens_of, expected, await_state, wait_until
+):
+    assert tokens_of(served.model) == expected
+    with pytest.raises(ConfigError, match="device 0 is up: there is no draining to take back"):
+        admin.keep(0)
+    pid = admin.list_devices()[0]["pid"]
+    os.kill(pid, signal.SIGSTOP)  # so that it cannot end
+    admin.drain(0)
+    assert states(admin)[0] == "draining"
+    assert not served.client.board.planned_LED[:, :, 0].any()
+    admin.keep(0)
+    assert states(admin)[0] == "up"
+    os.kill(pid, signal.SIGCONT)
+    assert tokens_of(served.model) == expected
+    found = await_state(0, "up")
+    assert found["budget_bytes"] > 0
+    wait_until(lambda: served.client.board.planned_LED[:, :, 0].any(), timeout_s=240)
+    assert tokens_of(served.model) == expected
+
+
 def test_the_command_line_adds_drains_and_says_what_is_wrong(served, admin):
     pool = str(served.runtime.supervisor.directory.path)
 
@@ -195,6 +216,8 @@ def test_the_command_line_adds_drains_and_says_what_is_wrong(served, admin):
         return done.returncode, done.stdout + done.stderr
 
     assert run("drain", "7") == (2, "moeless: error: there is no device 7; devices are 0 to 3\n")
+    code, text = run("drain", "0", "--cancel")
+    assert (code, "there is no draining to take back" in text) == (2, True)
     code, text = run("list")
     assert code == 0
     assert "2 more can join" in text

@@ -40,6 +40,11 @@ class FakeDevices:
         if device == 9:
             raise BudgetError("the others hold 3 experts, a layer has 8")
 
+    def keep(self, device):
+        self.asked.append(("keep", device))
+        if device == 7:
+            raise ConfigError("device 7 is up")
+
     def set_budget(self, device, num_bytes):
         self.asked.append(("budget", device, num_bytes))
         if device == 8:
@@ -117,10 +122,12 @@ def test_requests_are_carried_out_and_answered_one_by_one(desk):
         assert admin.list_devices() == [{"device": 0, "state": "up"}]
         assert admin.add("cpu", budget_bytes=100, cores=(0, 1)) == 2
         admin.drain(1)
+        admin.keep(1)
         admin.set_budget(1, 512)
-    assert desk.devices.asked[-3:] == [
+    assert desk.devices.asked[-4:] == [
         ("add", "cpu", 100, (0, 1)),
         ("drain", 1),
+        ("keep", 1),
         ("budget", 1, 512),
     ]
 
@@ -131,6 +138,8 @@ def test_refusals_say_why_and_whether_the_request_was_wrong(desk):
             admin.add("tpu")
         with pytest.raises(ConfigError, match="a layer has 8"):
             admin.drain(9)
+        with pytest.raises(ConfigError, match="device 7 is up"):
+            admin.keep(7)
         with pytest.raises(FunctionError, match="it is busy") as caught:
             admin.set_budget(8, 1)
         assert caught.value.exit_code == 1

@@ -50,6 +50,7 @@ class AdminDesk:
             "models": self._list_models,
             "add": self._add,
             "drain": self._drain,
+            "keep": self._keep,
             "budget": self._set_budget,
         }
 
@@ -140,6 +141,11 @@ class AdminDesk:
     def _drain(self, message: Message) -> Message:
         device = _number(message, "device")
         self._devices.drain(device)
+        return {"device": device}
+
+    def _keep(self, message: Message) -> Message:
+        device = _number(message, "device")
+        self._devices.keep(device)
         return {"device": device}
 
     def _set_budget(self, message: Message) -> Message:

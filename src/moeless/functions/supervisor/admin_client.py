@@ -59,6 +59,10 @@ class AdminClient:
         """Begin to drain a device."""
         self.ask({"op": "drain", "device": device})
 
+    def keep(self, device: int) -> None:
+        """Take back that a device is drained."""
+        self.ask({"op": "keep", "device": device})
+
     def set_budget(self, device: int, num_bytes: int) -> None:
         """Give a device another budget."""
         self.ask({"op": "budget", "device": device, "budget_bytes": num_bytes})

@@ -124,6 +124,21 @@ class Devices:
         self._platform.set_budget(device, 0)
         self._replan()
 
+    def keep(self, device: int) -> None:
+        """Take back that a device is drained; it is used again at once, with what it still holds.
+
+        Raises:
+            ConfigError: No such device, or it is not being drained.
+        """
+        slot = self._slot(device)
+        if slot.state is not SlotState.DRAINING:
+            raise ConfigError(
+                f"device {device} is {slot.state}: there is no draining to take back"
+            )
+        assert slot.config is not None
+        slot.state, slot.drain_began_s = SlotState.UP, 0.0
+        self._change_budget(device, before=0, num_bytes=slot.config.budget_bytes)
+
     def set_budget(self, device: int, num_bytes: int) -> None:
         """Give a device another budget; what is held beyond it leaves.
 
@@ -141,17 +156,20 @@ class Devices:
             self._platform.check_budgets(list((in_use | {device: num_bytes}).values()))
         slot.config = dataclasses.replace(slot.config, budget_bytes=num_bytes)
         if slot.joined and num_bytes != before:
-            self._platform.set_budget(device, num_bytes)
-            self._sink.emit(
-                BudgetChanged(
-                    time_s=self._clock.now_s(),
-                    model="",
-                    device=device,
-                    before_bytes=before,
-                    budget_bytes=num_bytes,
-                )
+            self._change_budget(device, before=before, num_bytes=num_bytes)
+
+    def _change_budget(self, device: int, *, before: int, num_bytes: int) -> None:
+        self._platform.set_budget(device, num_bytes)
+        self._sink.emit(
+            BudgetChanged(
+                time_s=self._clock.now_s(),
+                model="",
+                device=device,
+                before_bytes=before,
+                budget_bytes=num_bytes,
             )
-            self._replan()
+        )
+        self._replan()
 
     def follow(self) -> None:
         """Take in devices whose workers are ready, and end those on which nothing is left."""
