@@ -119,15 +119,18 @@ class ExpertHost:
         self._function_bytes[spec.model_id] = num_bytes
         return num_bytes
 
-    def fetch(self, function: FunctionId) -> None:
-        """A function will be loaded soon: have its bytes read into the system's memory.
+    def should_fetch(self, function: FunctionId) -> bool:
+        """Whether fetching a function ahead of its load pays.
 
         Small ones the system reads ahead by itself, with what lies before them.
         """
-        store, spec = self._stores.get(function.model), self._specs.get(function.model)
-        if store is None or spec is None or function in self._kernels:
-            return
-        if spec.expert.num_bytes >= _FETCHED_FROM_BYTES:
+        spec = self._specs.get(function.model)
+        return spec is not None and spec.expert.num_bytes >= _FETCHED_FROM_BYTES
+
+    def fetch(self, function: FunctionId) -> None:
+        """A function will be loaded soon: have its bytes read into the system's memory."""
+        store = self._stores.get(function.model)
+        if store is not None and function not in self._kernels:
             store.fetch(function.layer, function.expert)
 
     def rest(self) -> None:

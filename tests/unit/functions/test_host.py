@@ -326,6 +326,13 @@ def test_large_experts_hold_no_more_memory_than_their_bytes_before_and_after(dty
         assert rss - before < 1.2 * host.resident_bytes
 
 
+def test_only_what_is_large_is_worth_fetching_before_its_load():
+    for hidden, worth in ((64, False), (1024, True)):
+        host, _ = make_host(ExpertShape(hidden=hidden, intermediate=512), warm=())
+        assert host.should_fetch(FunctionId("m", 0, 0)) is worth
+        assert not host.should_fetch(FunctionId("another model", 0, 0))
+
+
 def test_a_small_instance_takes_its_own_bytes_and_no_padding():
     for shape in ("small", "small, bfloat16", "clamped with biases"):
         assert function_bytes(SHAPES[shape], "cpu") == SHAPES[shape].num_bytes

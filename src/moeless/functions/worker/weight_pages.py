@@ -8,8 +8,9 @@ while an expert is loaded and high at all other times.
 """
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _WEIGHTS_BYTES = 1 << 20
@@ -30,8 +31,14 @@ def weight_pages() -> Iterator[None]:
         _set_limit(_ACTIVATIONS_BYTES)
 
 
+@cache
+def _mallopt() -> Callable[[int, int], int] | None:
+    function: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
+    return function
+
+
 def _set_limit(num_bytes: int) -> None:
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = _mallopt()
     if mallopt is not None:  # not every C library has it
         mallopt(_M_MMAP_THRESHOLD, num_bytes)
         mallopt(_M_TRIM_THRESHOLD, 2 * _ACTIVATIONS_BYTES)

@@ -155,7 +155,9 @@ class Worker:
                     os._exit(0)  # the supervisor is gone: nothing is left to do or to save
                 message, _ = received
                 if message["op"] == "load":
-                    self._fetcher.expect(FunctionId(*message["function"]))
+                    function = FunctionId(*message["function"])
+                    if self._host.should_fetch(function):
+                        self._fetcher.expect(function)
                 self._orders.put(received)
             except Exception:  # noqa: BLE001 - as below
                 _log.exception("an order could not be received")
