@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 LASTS_S = 10.0
 """So long a device must be seen at an eighth of the others' speed before that is believed; twice
 as long at a quarter, three times at half, which may still be somebody else's work on its core."""
-_SLOW = 1.5
-_SLOW_NO_MORE = 1.35
-"""Times as long as the others: from where on a device is slow, and until when it stays so."""
+_SLOW = 1.8
+_SLOW_NO_MORE = 1.45
+"""Times as long as the others: from where on a device is slow, and until when it stays so. Tokens
+are divided otherwise from 1.5 on, which costs nothing; equal workers on busy cores reach that."""
 _ANOTHER_SPEED = 1.7
 """Factor from a slow device's speed in force to what makes it have another one."""
 _LEAST_SPEED = 0.125

@@ -52,7 +52,7 @@ def test_a_device_that_has_recovered_is_as_good_as_before():
     assert watch.changes == 2
 
 
-@pytest.mark.parametrize("speed", [0.7, 0.8, 1.0])
+@pytest.mark.parametrize("speed", [0.6, 0.7, 0.8, 1.0])
 def test_speeds_close_to_each_other_count_as_equal(speed):
     assert Watch().hear([1.0, speed, 1.0], seconds=600).speeds == EQUAL
 
