@@ -181,14 +181,31 @@ class SupervisorWoken(Event):
     What follows until the next such event was decided for this position of the engine.
 
     Args:
-        cause: ``message`` or ``tick``.
+        cause: ``loads`` for what an engine has to say of them, ``message`` for anything else that
+            was sent, or ``tick``.
         step: The engine's iteration, from 1; 0 before the first.
         layer: The MoE layer whose gate spoke last, -1 before the first.
+        used: Layers of which it is known from now on when the engine last used their replicas,
+            each as (layer, step): later steps of the layer are not known yet.
     """
 
     cause: str
     step: int
     layer: int
+    used: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemandTaken(Event):
+    """The platform was told that tokens wait for experts that are warm nowhere.
+
+    Args:
+        layer: MoE layer.
+        experts: Which ones.
+    """
+
+    layer: int
+    experts: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

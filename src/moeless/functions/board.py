@@ -41,6 +41,7 @@ _ENGINE_FIELDS: _Fields = (
     ("used_ns_LED", "i8", "LED"),
     ("speed_D", "f8", "D"),
     ("speed_note", "i8", "1"),
+    ("used_step_L", "i8", "L"),
 )
 
 
@@ -137,6 +138,9 @@ class EngineBoard:
     speed_note: NDArray[np.int64]
     """Counts the engine's notes of speeds; negative while one is being written, 0 before the
     first."""
+    used_step_L: NDArray[np.int64]
+    """The step in which it last used instances of a layer; 0 while those times are being
+    written."""
 
     def __init__(
         self, buffer: Any, *, num_layers: int, num_experts: int, num_devices: int
@@ -191,6 +195,19 @@ class EngineBoard:
             return None
         speed_D = self.speed_D.copy()
         return speed_D if int(self.speed_note[0]) == note else None
+
+    def post_used(self, layer: int, used_ED: NDArray[np.bool_], *, at_ns: int, step: int) -> None:
+        """Say which instances of a layer were used, as for a forecast.
+
+        Args:
+            layer: MoE layer.
+            used_ED: Which ones [E, D].
+            at_ns: When, monotonic clock.
+            step: In which step.
+        """
+        self.used_step_L[layer] = 0
+        np.copyto(self.used_ns_LED[layer], at_ns, where=used_ED)
+        self.used_step_L[layer] = step
 
     @staticmethod
     def num_bytes(*, num_layers: int, num_experts: int, num_devices: int) -> int:

@@ -284,7 +284,7 @@ class ExpertDispatcher:
 
     def _record(self, layer: int, count_E: CountArray, share_ED: CountArray) -> None:
         used_ED = share_ED.astype(np.bool_)
-        np.copyto(self._board.used_ns_LED[layer], time.monotonic_ns(), where=used_ED)
+        self._board.post_used(layer, used_ED, at_ns=time.monotonic_ns(), step=self._step)
         self.stats.record_split(
             layer,
             count_E=count_E,

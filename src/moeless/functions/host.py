@@ -30,6 +30,7 @@ from moeless.functions.compute.rows import Rows
 from moeless.functions.compute.together import run_together
 from moeless.functions.compute.weight_stack import WeightStack
 from moeless.functions.compute.workspace import Workspace
+from moeless.functions.segment_status import FAILED, NOT_WARM, OK
 from moeless.functions.store.digest import digest_weights
 from moeless.functions.store.expert_weights import ExpertWeights
 from moeless.functions.store.read_memory import ReadMemory
@@ -37,9 +38,6 @@ from moeless.functions.store.store import ExpertStore
 
 _FETCHED_FROM_BYTES = 1 << 20
 """Size of an expert from which fetching ahead saves more time than it takes."""
-
-OK, NOT_WARM, FAILED = 0, 1, 2
-"""Status of one segment of an invocation."""
 
 
 def function_bytes(shape: ExpertShape, device: str) -> int:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from moeless.core.plan import CountArray
 from moeless.errors import UnavailableError
-from moeless.functions.host import FAILED, OK
+from moeless.functions.segment_status import FAILED, OK
 
 _MOST_TRIES = 50
 """Demands of one layer in one step; each ends with its experts warm, if only for a moment."""

@@ -6,12 +6,11 @@ torch, sockets or processes.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from moeless.core.events import Event, InstanceEvicted, InstanceLoaded, LoadFailed
+from moeless.core.events import InstanceEvicted, InstanceLoaded, LoadFailed
 from moeless.core.memory_share import NO_SHARE, MemoryShare
 from moeless.core.model import FunctionId, ModelSpec
 from moeless.core.ports import Clock, EventSink, KeepAlive
@@ -27,6 +26,7 @@ from moeless.functions.idle_instances import IdleInstances
 from moeless.functions.load_retries import LoadRetries
 from moeless.functions.model_placement import ModelPlacement
 from moeless.functions.need_order import NeedOrder
+from moeless.functions.platform_news import PlatformNews
 from moeless.functions.pool import DevicePool
 from moeless.functions.sharing import Sharing
 from moeless.functions.speed_intake import SpeedIntake
@@ -82,7 +82,7 @@ class Platform:
         self.loading_ED = self.orders.loading_ED
         self.release_surplus = self._departures.release_surplus
         self.release_held_back = self._departures.release_held_back
-        self._sink = sink
+        self._news = PlatformNews(sink)
         self._retries = LoadRetries()
 
     # Models and devices
@@ -288,6 +288,8 @@ class Platform:
         The end is reported by ``finished``. An engine waits for one demand before it makes the
         next, so an older one of the same engine that is still open has been given up.
         """
+        now_s = self.clock.now_s()
+        self._news.demanded(model.spec.model_id, layer=layer, experts=experts, time_s=now_s)
         self._desk.open(model, engine=engine, ticket=ticket, layer=layer, experts=experts)
         self.advance()
 
@@ -315,10 +317,11 @@ class Platform:
         model.blocking_loads += instance.blocking
         self._retries.note_success(function, device)
         self._desk.note_loaded(model, function)
-        self._tell(
+        self._news.ended(
             InstanceLoaded,
             function,
             device,
+            time_s=now_s,
             num_bytes=instance.num_bytes,
             load_s=now_s - began_s,
             blocking=instance.blocking,
@@ -345,15 +348,16 @@ class Platform:
         model.unsettle(function.layer)
         self._retries.note_failure(function, device, now_s=now_s)
         self._desk.note_failed(model, function, device, reason=reason, elsewhere=elsewhere)
-        self._tell(LoadFailed, function, device, reason=reason)
+        self._news.ended(LoadFailed, function, device, time_s=now_s, reason=reason)
         self.advance()
 
     def evicted(self, device: int, function: FunctionId, *, reason: str) -> None:
         """An eviction has been carried out."""
-        self.orders.note_freed(self.pools[device].evicted(function, now_s=self.clock.now_s()))
+        now_s = self.clock.now_s()
+        self.orders.note_freed(self.pools[device].evicted(function, now_s=now_s))
         model = self.models[function.model]
         model.evictions += 1
-        self._tell(InstanceEvicted, function, device, reason=reason)
+        self._news.ended(InstanceEvicted, function, device, time_s=now_s, reason=reason)
         self.advance()
 
     # Time passes
@@ -387,14 +391,3 @@ class Platform:
         for pool in self.pools:
             if pool.device in self.orders.hosts:
                 self.orders.advance(pool)
-
-    # Details
-
-    def _tell(
-        self, kind: Callable[..., Event], function: FunctionId, device: int, **more: Any
-    ) -> None:
-        model, layer, expert = function
-        now_s = self.clock.now_s()
-        self._sink.emit(
-            kind(time_s=now_s, model=model, layer=layer, expert=expert, device=device, **more)
-        )

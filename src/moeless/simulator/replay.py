@@ -23,7 +23,10 @@ from moeless.simulator.explain import Explainer
 from moeless.simulator.forecasts import LoadForecast
 from moeless.simulator.host import SimulatedHost
 from moeless.simulator.layer_timer import LayerTimer, TimeModel
-from moeless.simulator.recorded_times import RecordedControl, RecordedHost, RecordedTimes
+from moeless.simulator.recorded_control import RecordedControl
+from moeless.simulator.recorded_host import RecordedHost
+from moeless.simulator.recorded_path import RecordedPath
+from moeless.simulator.recorded_times import RecordedTimes
 from moeless.simulator.recording import Recording, num_warm_up_steps
 from moeless.simulator.stopwatch import TimedPlanner, TimedSplitter
 from moeless.simulator.token_path import TokenPath
@@ -49,8 +52,8 @@ class ReplayConfig:
         keep_replicas: Whether every layer-step's replicas are recorded one by one.
         samples: Step and layer of each layer-step whose replicas are recorded in any case.
         explain: Step and layer to explain, or None.
-        times: When decisions and loads were over in a run of real workers, in place of the
-            durations above; nothing can be explained then.
+        times: When what happened in a run of real workers, in place of the durations above;
+            nothing can be explained then, and waiting for experts takes no time.
     """
 
     num_devices: int
@@ -170,7 +173,11 @@ class _Replay:
             samples=config.samples,
         )
         self._sink = _RecordingSink(self._recording)
-        self._loop = EventLoop(clock)
+        self._clock = clock
+        # In a recorded run the platform lives by the run's time, and computing by the model's.
+        self._loop = EventLoop(clock if times is None else SimulatedClock())
+        if times is not None:
+            clock.time_s = times.moments[0].began_s
         self._platform = Platform(
             [config.device_bytes] * config.num_devices,
             clock=clock,
@@ -236,7 +243,7 @@ class _Replay:
                 platform=self._platform,
                 model=self._model,
                 board=board,
-                hosts=[RecordedHost() for _ in range(config.num_devices)],
+                hosts=[RecordedHost(device=d) for d in range(config.num_devices)],
                 clock=clock,
             )
 
@@ -291,10 +298,13 @@ class _Replay:
         self._tell_step(step)
 
     def _resident_gb_s(self) -> float:
-        return float(self._meter.gb_s_L(now_s=self._loop.clock.time_s).sum())
+        return float(self._meter.gb_s_L(now_s=self._clock.time_s).sum())
 
     def _begin_token_path(self) -> TokenPath:
-        return TokenPath(
+        begin: Callable[..., TokenPath] = TokenPath
+        if self._recorded is not None:
+            begin = partial(RecordedPath, control=self._recorded)
+        return begin(
             trace=self._trace,
             start_s=self._loop.clock.time_s,
             loop=self._loop,
@@ -310,7 +320,6 @@ class _Replay:
             recording=self._recording,
             explainer=self._sink.explainer,
             on_step=self._on_step,
-            schedule=self._recorded,
         )
 
     def _tick(self, token_path: TokenPath) -> None:

@@ -7,7 +7,6 @@ there are none, and a demand for experts that are warm nowhere, while the others
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,18 +30,6 @@ from moeless.workloads.routing_trace import RoutingTrace
 BoolArray = NDArray[np.bool_]
 
 
-class Schedule(Protocol):
-    """Says what happens between the moments at which the token path looks at the board."""
-
-    def before_gate(self, step: int, layer: int) -> None:
-        """A layer's gate is about to speak, in a step counted from 0."""
-        ...
-
-    def before_fallback(self, step: int, layer: int, without_E: BoolArray) -> None:
-        """Experts have no planned replica that is warm: unplanned ones are looked for [E]."""
-        ...
-
-
 @dataclass(kw_only=True, eq=False)
 class TokenPath:
     """Runs the steps of a trace one after the other.
@@ -63,8 +50,6 @@ class TokenPath:
         recording: Filled step by step.
         explainer: Shown the layer runs, or None.
         on_step: Called with each step's index before it starts.
-        schedule: Has things happen on the platform where that does not follow from simulated time;
-            or None.
     """
 
     trace: RoutingTrace
@@ -82,7 +67,6 @@ class TokenPath:
     recording: Recording
     explainer: Explainer | None
     on_step: Callable[[int], None]
-    schedule: Schedule | None = None
     finished: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -149,9 +133,7 @@ class TokenPath:
         expected_LE: NDArray[np.float64] | None,
     ) -> Iterator[float | None]:
         board, clock, recording = self.board, self.loop.clock, self.recording
-        if self.schedule is not None:
-            self.schedule.before_gate(step, layer)
-        elif self.model.held_back:
+        if self.model.held_back:
             board.layer[0] = -1  # the layer before has ended, this one has not begun
             self.platform.release_held_back(self.model)
         gate_s = clock.time_s
@@ -167,7 +149,7 @@ class TokenPath:
 
         open_E, device_tokens_D, done_ED = count_E, recording.device_tokens_SLD[step, layer], None
         while True:
-            ticket, ready_E = self._demand_missing(step, layer, open_E, usable_ED)
+            ticket, ready_E = self._demand_missing(layer, open_E, usable_ED)
             share_ED = self._split(layer, ready_E, usable_ED)
             tokens_D = np.add.reduce(share_ED, axis=0)
             device_tokens_D += tokens_D
@@ -234,15 +216,13 @@ class TokenPath:
         intake.announce()
 
     def _demand_missing(
-        self, step: int, layer: int, open_E: CountArray, usable_ED: BoolArray
+        self, layer: int, open_E: CountArray, usable_ED: BoolArray
     ) -> tuple[int | None, CountArray]:
         """Fall back on unplanned warm replicas, and demand experts that have none at all."""
         without_E = ~np.logical_or.reduce(usable_ED, axis=1)
         if not open_E[without_E].any():
             return None, open_E
         without_E &= open_E > 0
-        if self.schedule is not None:
-            self.schedule.before_fallback(step, layer, without_E)
         warm_ED = self.board.warm_LED[layer].view(np.bool_)
         usable_ED[without_E] = warm_ED[without_E]
         missing = np.flatnonzero(without_E & ~warm_ED.any(axis=1))

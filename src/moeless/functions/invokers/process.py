@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from moeless.functions.channel import ChannelShape, await_answer, ring
 from moeless.functions.dispatch import Answer
-from moeless.functions.host import NOT_WARM
 from moeless.functions.payload import Payload
+from moeless.functions.segment_status import NOT_WARM
 from moeless.functions.supervisor.client import SupervisorClient
 
 _GLANCE_S = 0.05

@@ -1,6 +1,10 @@
 """One engine's attachment: the shared regions and doorbells between it, us and the workers."""
 
 import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
 
 from moeless.core.model import ModelSpec
 from moeless.functions import shared_memory
@@ -11,6 +15,21 @@ from moeless.functions.supervisor.worker_process import WorkerProcess
 
 MAX_DEVICES = (MAX_FDS - 4) // 3
 """Devices whose descriptors fit into one message; see ``Attachment.engine_fds``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Where an engine is.
+
+    Args:
+        step: Its iteration, from 1; 0 before the first.
+        layer: The layer whose gate spoke last, -1 before the first.
+        used: Layers whose times of use have become visible, each with the step of the newest.
+    """
+
+    step: int
+    layer: int
+    used: tuple[tuple[int, int], ...]
 
 
 class Attachment:
@@ -26,8 +45,8 @@ class Attachment:
         shape: Sizes of its channel.
         num_devices: D.
         model_fd: The model's board; stays the caller's.
-        latched: Whether the board shows the platform the engine's layer as it was at the last
-            ``look``, so that all of one decision is made for one position.
+        latched: Whether the board shows the platform the engine's layer, and when the engine used
+            what, as it was at the last ``look``: so all of one decision is made for one position.
     """
 
     def __init__(
@@ -56,9 +75,13 @@ class Attachment:
         )
         self.board = EngineBoard(shared_memory.attach(self._board_fd), **board_shape)
         self._engine_layer = self.board.layer
+        self._engine_used_ns_LED = self.board.used_ns_LED
+        self._seen_step_L = np.zeros_like(self.board.used_step_L)
+        self._latched = latched
         if latched:
             self._engine_layer[0] = -1  # no layer has run
             self.board.layer = self._engine_layer.copy()
+            self.board.used_ns_LED = self._engine_used_ns_LED.copy()
         self._payload_fd = shared_memory.create("moeless-payload", shape.payload_bytes)
         self._mailbox_fds = [
             shared_memory.create("moeless-mailbox", shape.mailbox_bytes)
@@ -95,10 +118,22 @@ class Attachment:
         ]
         worker.order(message, fds=fds)
 
-    def look(self) -> tuple[int, int]:
-        """Where the engine is: its step and the layer whose gate spoke last."""
+    def look(self) -> Position:
+        """See where the engine is; where the board is latched it shows that from now on."""
         self.board.layer[0] = self._engine_layer[0]
-        return int(self.board.step[0]), int(self.board.layer[0])
+        used = tuple(self._look_at_use()) if self._latched else ()
+        return Position(step=int(self.board.step[0]), layer=int(self.board.layer[0]), used=used)
+
+    def _look_at_use(self) -> Iterator[tuple[int, int]]:
+        """Show when the replicas of layers were used, but for layers that are being written."""
+        step_L = self.board.used_step_L
+        for layer in (step_L > self._seen_step_L).nonzero()[0].tolist():
+            step = int(step_L[layer])
+            used_ns_ED = self._engine_used_ns_LED[layer].copy()
+            if step and int(step_L[layer]) == step:
+                self.board.used_ns_LED[layer] = used_ns_ED
+                self._seen_step_L[layer] = step
+                yield layer, step
 
     def quiet(self) -> None:
         """Take back the load bell's ring."""

@@ -67,6 +67,10 @@ class Engines:
     def __len__(self) -> int:
         return len(self._joined)
 
+    def is_bell(self, fd: int) -> bool:
+        """Whether a descriptor is that by which an engine says that it has loads to tell."""
+        return any(joined.attachment.load_bell == fd for joined in self._joined.values())
+
     def attach(self, connection: socket.socket, message: Message) -> None:
         """Take an engine in; it hears more once all workers know its model.
 

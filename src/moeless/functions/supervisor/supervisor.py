@@ -120,7 +120,7 @@ class Supervisor:
             next_tick_s = self._clock.now_s() + _TICK_S
             while self._running:
                 for key, _ in self._selector.select(max(0.0, next_tick_s - self._clock.now_s())):
-                    self._note_waking("message")
+                    self._note_waking("loads" if self._engines.is_bell(key.fd) else "message")
                     key.data()
                 self._devices.follow()
                 self._engines.report_finished()
@@ -142,14 +142,15 @@ class Supervisor:
         if not self._config.record:
             return
         for joined in self._engines:
-            step, layer = joined.attachment.look()
+            position = joined.attachment.look()
             self._sink.emit(
                 SupervisorWoken(
                     time_s=self._clock.now_s(),
                     model=joined.attachment.spec.model_id,
                     cause=cause,
-                    step=step,
-                    layer=layer,
+                    step=position.step,
+                    layer=position.layer,
+                    used=position.used,
                 )
             )
 

@@ -21,10 +21,11 @@ from moeless.core.model import FunctionId
 from moeless.errors import CheckpointError, MoelessError
 from moeless.functions import shared_memory
 from moeless.functions.channel import SPIN_IS_SAFE, ChannelShape, Mailbox, hush, new_doorbell, ring
-from moeless.functions.host import FAILED, ExpertHost
+from moeless.functions.host import ExpertHost
 from moeless.functions.messages import Message, close_all, receive, send
 from moeless.functions.order_queue import OrderQueue
 from moeless.functions.payload import Payload
+from moeless.functions.segment_status import FAILED
 from moeless.functions.store.store import ExpertStore
 from moeless.functions.wire import layout_from_json, spec_from_json
 from moeless.functions.worker.fetcher import Fetcher
