@@ -53,7 +53,7 @@ class PolicyConfig:
         splitter: How tokens are divided over replicas, by name; None takes the policy's own.
         search_beside: Whether searches for better replica sets run beside planning. In the
             control loop itself they delay plans by milliseconds, but what they find no longer
-            depends on when a thread ran: decisions can be repeated.
+            depends on when a thread ran.
         wake_ahead: Whether a step that finds its model cold has the layers behind loaded at once,
             in their order; otherwise each is loaded when a forecast or its own tokens ask for it.
         eplb_interval_s: Seconds between plans of ``eplb``, which looks back as far.

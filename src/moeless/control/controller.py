@@ -5,15 +5,16 @@ planner for replicas and hands the plan to the function platform. It runs beside
 nothing in the engine waits for it. It must not know processes, sockets, engines or torch.
 """
 
-from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 
+from moeless.control.layer_searches import LayerSearches
 from moeless.control.pace import Pace
 from moeless.control.search import InlineSearcher, Searcher, as_searching, inherit_loads
-from moeless.core.events import PlanFailed, PlanMade
+from moeless.core.events import PlanFailed, PlanMade, SearchTaken
 from moeless.core.plan import LoadArray, Plan, PlanRequest
 from moeless.core.policy_set import PolicySet
 from moeless.core.ports import Clock, EventSink, Placement
@@ -51,7 +52,7 @@ class Controller:
         policies: Predict from history and decide replicas; say how often, and from what.
         placement: The function platform.
         clock: For the decision times in events.
-        sink: Receives ``PlanMade`` and ``PlanFailed``.
+        sink: Receives ``PlanMade``, ``PlanFailed`` and ``SearchTaken``.
         searcher: Carries out the searches of planners that have any; None does at once.
     """
 
@@ -72,10 +73,10 @@ class Controller:
         self._sink = sink
         self._heeds_forecasts = policies.uses_forecasts and policies.replan_every_s is None
         self._lookahead = config.lookahead if self._heeds_forecasts else 0
-        self._searching_planner = as_searching(policies.planner)
-        self._searcher = searcher or InlineSearcher()
-        self._searching: set[int] = set()
-        self._failed_searches: deque[tuple[int, Exception]] = deque()
+        searching = as_searching(policies.planner)
+        self._searches = (
+            None if searching is None else LayerSearches(searching, searcher or InlineSearcher())
+        )
         self._planned_s_L = np.full(config.num_layers, -np.inf)
         self._pace = None if config.share is None else Pace(config.num_layers, share=config.share)
 
@@ -94,8 +95,9 @@ class Controller:
         self._policies = replace(self._policies, history=history)
         if self._pace is not None and earlier._pace is not None:
             self._pace = earlier._pace
-        if self._searching_planner is not None:
-            inherit_loads(self._searching_planner, earlier._policies.planner)
+        searching = as_searching(self._policies.planner)
+        if searching is not None:
+            inherit_loads(searching, earlier._policies.planner)
 
     def start(self) -> None:
         """Plan every layer before the first step, for uniform loads."""
@@ -127,11 +129,13 @@ class Controller:
         began_s = self._clock.now_s()
         if self._pace is not None:
             self._pace.note_step(layer, step=step, now_s=began_s)
+        self._take_up_searches(step)
         try:
             self._policies.history.observe(step=step, layer=layer, load_E=load_E)
-            if self._searching_planner is not None:
-                self._searching_planner.observe(step=step, layer=layer, load_E=load_E)
-                self._search_if_due(step, layer)
+            if self._searches is not None and self._searches.observe(
+                step=step, layer=layer, load_E=load_E
+            ):
+                self._take_up_searches(step)
             if (self._lookahead and layer >= self._lookahead) or not self._is_due(layer):
                 if self._pace is not None:
                     self._pace.note_decision(self._clock.now_s() - began_s)
@@ -158,26 +162,23 @@ class Controller:
                 knows.
         """
         if self._heeds_forecasts:
+            self._take_up_searches(step)
             self._plan(step=step, layer=layer, load_E=load_E, expected_error=expected_error)
 
-    def _search_if_due(self, step: int, layer: int) -> None:
-        planner = self._searching_planner
-        assert planner is not None
-        while self._failed_searches:
-            failed_layer, error = self._failed_searches.popleft()
-            self._report_failure(error, step=step, layer=failed_layer)
-        if layer in self._searching or not planner.search_due(layer):
+    def _take_up_searches(self, step: int) -> None:
+        if self._searches is None:
             return
-
-        def search() -> None:
-            try:
-                planner.search(layer)
-            except Exception as error:  # noqa: BLE001 - a policy may be anybody's
-                self._failed_searches.append((layer, error))
-            self._searching.discard(layer)
-
-        self._searching.add(layer)
-        self._searcher.submit(search)
+        for ended in self._searches.take_up():
+            self._sink.emit(
+                SearchTaken(
+                    time_s=self._clock.now_s(),
+                    model=self._config.model,
+                    layer=ended.layer,
+                    loads=ended.loads,
+                )
+            )
+            if ended.error is not None:
+                self._report_failure(ended.error, step=step, layer=ended.layer)
 
     def _is_due(self, layer: int) -> bool:
         interval_s = self._policies.replan_every_s
@@ -201,7 +202,8 @@ class Controller:
             speed_D=self._placement.speed_D(),
         )
         try:
-            plan = self._policies.planner.plan(request)
+            with nullcontext() if self._searches is None else self._searches.planner_at_rest():
+                plan = self._policies.planner.plan(request)
             check_shape(plan, request)
         except Exception as error:  # noqa: BLE001 - a policy may be anybody's
             self._report_failure(error, step=step, layer=layer)
@@ -228,8 +230,7 @@ class Controller:
             self._pace.note_decision(self._clock.now_s() - began_s)
 
     def _stands(self, layer: int) -> bool:
-        planner = self._searching_planner
-        return planner is not None and layer not in self._searching and planner.stands(layer)
+        return self._searches is not None and self._searches.stands(layer)
 
     def _report_failure(self, error: Exception, *, step: int, layer: int) -> None:
         """Say that there is no new plan; the one in force stays."""

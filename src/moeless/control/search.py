@@ -1,9 +1,9 @@
 """Searches for better replica sets, beside the token path and beside planning.
 
 A planner may keep a set that only a longer search improves. The control loop tells it what came
-true, asks whether a search is due and has it carried out elsewhere; a later plan takes up what
-was found. A planner takes part by having the methods of ``SearchingPlanner``. With a method
-``inherit`` it also takes over the loads that one of its kind has observed for other devices.
+true, asks whether a search is due, has it carried out elsewhere and takes up what was found. A
+planner takes part by having the methods of ``SearchingPlanner``. With a method ``inherit`` it also
+takes over the loads that one of its kind has observed for other devices.
 """
 
 import queue
@@ -28,11 +28,17 @@ class SearchingPlanner(Planner, Protocol):
         ...
 
     def search_due(self, layer: int) -> bool:
-        """Whether ``search`` should be called for a layer."""
+        """Whether a layer should be searched."""
         ...
 
-    def search(self, layer: int) -> None:
-        """Look for a better set; may take long, and run in another thread than ``plan``."""
+    def begin_search(self, layer: int) -> Callable[[], Callable[[], None]]:
+        """Note what is known of a layer. Like all others, called while no other method runs.
+
+        Returns:
+            The search for a better set. It may take long, and run in another thread beside the
+            planner's methods, so it changes nothing; it returns what takes up its result, which
+            is called like a method again.
+        """
         ...
 
     def stands(self, layer: int) -> bool:
@@ -40,20 +46,72 @@ class SearchingPlanner(Planner, Protocol):
         ...
 
 
+class Search:
+    """A search of one layer that is to be carried out; called, it does all of it.
+
+    Args:
+        layer: MoE layer.
+        begin: Notes what is known of a layer: the loads that have come true, and the search.
+        end: Told this search and its result, or what it raised.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        *,
+        begin: Callable[[int], tuple[int, Callable[[], Callable[[], None]]]],
+        end: "Callable[[Search, Callable[[], None] | Exception], None]",
+    ) -> None:
+        self.layer = layer
+        self.loads = 0
+        """Loads of the layer that had come true when it began."""
+        self._begin = begin
+        self._end = end
+        self._search: Callable[[], Callable[[], None]] | None = None
+
+    def begin(self) -> None:
+        """Note what is known now, which is all that it depends on."""
+        try:
+            self.loads, self._search = self._begin(self.layer)
+        except Exception as error:  # noqa: BLE001 - a policy may be anybody's
+            self._end(self, error)
+
+    def finish(self) -> None:
+        """Search, and hand the result over; does not raise."""
+        if self._search is None:
+            return  # it could not even begin
+        try:
+            result = self._search()
+        except Exception as error:  # noqa: BLE001 - a policy may be anybody's
+            self._end(self, error)
+        else:
+            self._end(self, result)
+
+    def __call__(self) -> None:
+        """Begin and finish."""
+        self.begin()
+        self.finish()
+
+
 class Searcher(Protocol):
     """Has searches carried out, one at a time, in the order in which they were submitted."""
 
-    def submit(self, search: Callable[[], None]) -> None:
-        """Have a search, which does not raise, carried out soon; must not block for long."""
+    def submit(self, search: Search) -> bool:
+        """Have a search carried out soon; must not block for long.
+
+        Returns:
+            Whether it is over.
+        """
         ...
 
 
 class InlineSearcher:
     """Searches at once, in the caller's thread."""
 
-    def submit(self, search: Callable[[], None]) -> None:
+    def submit(self, search: Callable[[], None]) -> bool:
         """Carry it out now."""
         search()
+        return True
 
 
 class ThreadSearcher:
@@ -70,12 +128,13 @@ class ThreadSearcher:
         self._searches: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def submit(self, search: Callable[[], None]) -> None:
+    def submit(self, search: Callable[[], None]) -> bool:
         """Queue it."""
         self._searches.put(search)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="search", daemon=True)
             self._thread.start()
+        return False
 
     def _run(self) -> None:
         while True:
@@ -91,7 +150,7 @@ def as_searching(planner: Planner) -> SearchingPlanner | None:
     Raises:
         ConfigError: It searches, but lacks a method that goes with that.
     """
-    if not callable(getattr(planner, "search", None)):
+    if not callable(getattr(planner, "begin_search", None)):
         return None
     for name in ("observe", "search_due", "stands"):
         if not callable(getattr(planner, name, None)):

@@ -226,6 +226,19 @@ class LoadTaken(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SearchTaken(Event):
+    """The control loop took up what a search beside planning had found, if anything.
+
+    Args:
+        layer: MoE layer.
+        loads: How many loads of the layer had come true when the search began.
+    """
+
+    layer: int
+    loads: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReplicasChanged(Event):
     """A plan in force has other replicas than the layer's plan before; only while recording.
 

@@ -112,7 +112,8 @@ class DeferredSearcher:
         self._search_s = search_s
         self._busy_until_s = 0.0
 
-    def submit(self, search: Callable[[], None]) -> None:
+    def submit(self, search: Callable[[], None]) -> bool:
         """Have a search done after those before it."""
         self._busy_until_s = max(self._busy_until_s, self._loop.clock.time_s) + self._search_s
         self._loop.at(self._busy_until_s, search)
+        return False

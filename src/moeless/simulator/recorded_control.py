@@ -13,6 +13,7 @@ from moeless.core.events import (
     InstanceEvicted,
     InstanceLoaded,
     LoadTaken,
+    SearchTaken,
     SupervisorWoken,
 )
 from moeless.core.model import FunctionId
@@ -25,6 +26,7 @@ from moeless.simulator.board_history import BoardHistory
 from moeless.simulator.event_loop import SimulatedClock
 from moeless.simulator.forecasts import LoadForecast
 from moeless.simulator.recorded_host import RecordedHost
+from moeless.simulator.recorded_searcher import RecordedSearcher
 from moeless.simulator.recorded_times import Look, Moment, RecordedTimes
 from moeless.workloads.routing_trace import RoutingTrace
 
@@ -43,6 +45,7 @@ class RecordedControl:
         platform: The platform, whose hosts are ``hosts``.
         model: The model on it.
         board: Shared with the token path.
+        searcher: Carries out the control loop's searches.
         hosts: One per device [D].
         clock: The supervisor's: set to the time of each moment.
     """
@@ -54,6 +57,7 @@ class RecordedControl:
     platform: Platform
     model: ModelPlacement
     board: Board
+    searcher: RecordedSearcher
     hosts: Sequence[RecordedHost]
     clock: SimulatedClock
 
@@ -189,7 +193,7 @@ class RecordedControl:
         if isinstance(event, SupervisorWoken):
             self._wake(event)
         elif isinstance(event, LoadTaken):
-            self._take_load(event)
+            self._take_load(event, moment.searches)
         elif isinstance(event, DemandTaken):
             self._take_demand(event)
         elif isinstance(event, InstanceLoaded):
@@ -211,7 +215,7 @@ class RecordedControl:
         if event.cause == "tick":
             self.platform.tick()
 
-    def _take_load(self, event: LoadTaken) -> None:
+    def _take_load(self, event: LoadTaken, searches: Sequence[SearchTaken]) -> None:
         step, layer = event.step, event.layer
         load_E: LoadArray
         if event.kind == "forecast" and self.forecast is not None:
@@ -223,8 +227,11 @@ class RecordedControl:
                 f"step {step}, layer {layer}: the run was told of {event.tokens:g} tokens "
                 f"({event.kind}), the trace has {load_E.sum():g}; replay the trace that was run"
             )
-        tell = self.controller.forecast if event.kind == "forecast" else self.controller.observe
+        expected = event.kind == "forecast"
+        tell = self.controller.forecast if expected else self.controller.observe
+        self.searcher.before_load(None if expected else layer, searches)
         tell(step=step, layer=layer, load_E=load_E)
+        self.searcher.after_load()
 
     def _take_demand(self, event: DemandTaken) -> None:
         if self._demand != (event.layer, event.experts):

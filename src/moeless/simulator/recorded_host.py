@@ -15,9 +15,8 @@ class _Order:
     """Why it is evicted; None for a load."""
 
     def __str__(self) -> str:
-        if self.reason is None:
-            return f"load {self.function}"
-        return f"evict {self.function} ({self.reason})"
+        what = f"expert {self.function.expert} of layer {self.function.layer}"
+        return f"load {what}" if self.reason is None else f"evict {what} ({self.reason})"
 
 
 @dataclass(kw_only=True)

@@ -8,7 +8,8 @@ first, is all that a simulator has to guess. Nothing of what was decided is take
 what cannot have followed from the replay's own decisions is an error.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +22,7 @@ from moeless.core.events import (
     InstanceLoaded,
     LoadFailed,
     LoadTaken,
+    SearchTaken,
     SupervisorWoken,
     WorkerLost,
 )
@@ -73,12 +75,14 @@ class Moment:
         event: What it had heard: a load, a demand, the end of a load or of an eviction, or only
             that it was time to look around.
         ends_loads: Whether an engine has nothing more to tell for now.
+        searches: Those whose results were taken up while it was dealt with.
     """
 
     began_s: float
     layer: int
     event: Event
     ends_loads: bool = False
+    searches: tuple[SearchTaken, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -112,6 +116,8 @@ class RecordedTimes:
         for event in events:
             if isinstance(event, LoadFailed | WorkerLost):
                 raise TraceError(f"the recorded run had a failure: {event.reason}")
+            if isinstance(event, SearchTaken) and moments:
+                moments[-1] = replace(moments[-1], searches=(*moments[-1].searches, event))
             if not isinstance(event, _DEALT_WITH):
                 continue
             if isinstance(event, SupervisorWoken):
@@ -122,3 +128,7 @@ class RecordedTimes:
         if not moments:
             raise TraceError("no event of a supervisor was recorded; run with --events")
         return cls(moments=moments, looks=looks)
+
+    def searches(self) -> Iterator[SearchTaken]:
+        """All searches whose results were taken up, in order."""
+        return itertools.chain.from_iterable(moment.searches for moment in self.moments)

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from moeless.control.controller import Controller, ControllerConfig
-from moeless.control.search import InlineSearcher
+from moeless.control.search import Searcher
 from moeless.core.events import Event, InstanceEvicted, InstanceLoaded, PlanFailed
 from moeless.core.model import ExpertShape, ModelSpec
 from moeless.core.policy_set import PolicySet
@@ -26,6 +26,7 @@ from moeless.simulator.layer_timer import LayerTimer, TimeModel
 from moeless.simulator.recorded_control import RecordedControl
 from moeless.simulator.recorded_host import RecordedHost
 from moeless.simulator.recorded_path import RecordedPath
+from moeless.simulator.recorded_searcher import RecordedSearcher
 from moeless.simulator.recorded_times import RecordedTimes
 from moeless.simulator.recording import Recording, num_warm_up_steps
 from moeless.simulator.stopwatch import TimedPlanner, TimedSplitter
@@ -199,7 +200,9 @@ class _Replay:
         self._model.wakes = config.wake_ahead
         self._board = board
         placement = DeferredPlacement(self._model, loop=self._loop, decision_s=config.decision_s)
-        searcher = DeferredSearcher(loop=self._loop, search_s=config.search_s)
+        searcher: Searcher = DeferredSearcher(loop=self._loop, search_s=config.search_s)
+        if times is not None:
+            searcher = recorded_searcher = RecordedSearcher(times.searches())
         self._controller = Controller(
             ControllerConfig(
                 model=spec.model_id,
@@ -211,7 +214,7 @@ class _Replay:
             placement=placement if times is None else self._model,
             clock=clock,
             sink=self._sink,
-            searcher=searcher if times is None else InlineSearcher(),
+            searcher=searcher,
         )
         self._meter = self._model.meter
         if config.explain is not None:
@@ -243,6 +246,7 @@ class _Replay:
                 platform=self._platform,
                 model=self._model,
                 board=board,
+                searcher=recorded_searcher,
                 hosts=[RecordedHost(device=d) for d in range(config.num_devices)],
                 clock=clock,
             )

@@ -1,6 +1,7 @@
 """Measures how long decisions really take; simulated time must never depend on it."""
 
 from array import array
+from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
@@ -27,11 +28,11 @@ class TimedPlanner:
         self.search_seconds: array[float] = array("d")
         searching = as_searching(planner)
         if searching is not None:
-            self._search = searching.search
+            self._begin_search = searching.begin_search
             self.observe = searching.observe
             self.search_due = searching.search_due
             self.stands = searching.stands
-            self.search = self._time_search
+            self.begin_search = self._time_search
 
     def plan(self, request: PlanRequest) -> Plan:
         """Choose replicas as the planner does, or raise what it raises."""
@@ -40,10 +41,18 @@ class TimedPlanner:
         self.seconds.append(perf_counter() - began_s)
         return plan
 
-    def _time_search(self, layer: int) -> None:
-        began_s = perf_counter()
-        self._search(layer)
-        self.search_seconds.append(perf_counter() - began_s)
+    def _time_search(self, layer: int) -> Callable[[], Callable[[], None]]:
+        begin_s = perf_counter()
+        search = self._begin_search(layer)
+        begun_s = perf_counter()
+
+        def timed() -> Callable[[], None]:
+            search_s = perf_counter()
+            take_up = search()
+            self.search_seconds.append(perf_counter() - search_s + begun_s - begin_s)
+            return take_up
+
+        return timed
 
 
 class TimedSplitter:

@@ -6,97 +6,32 @@ find out itself: which replicas there are to be, what is loaded and evicted and 
 who makes room for whom, which experts tokens wait for, and how they are divided.
 """
 
-import time
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
-from fakes.look_recorder import LookRecorder
+from fakes.process_runs import run_workers, simulate
 from fakes.replays import make_trace
 from families import make_tiny
-from moeless.bootstrap.control import build_policies, serving_cost
-from moeless.bootstrap.experts import start_experts
-from moeless.config import ExpertsConfig, PolicyConfig
-from moeless.core.clock import SystemClock
-from moeless.core.cluster import parse_devices
 from moeless.core.events import (
     DemandTaken,
-    Event,
     InstanceEvicted,
     InstanceLoaded,
     LoadTaken,
     PlanFailed,
     PlanMade,
     ReplicasChanged,
+    SearchTaken,
 )
-from moeless.core.model import ModelSpec
-from moeless.costs.linear import LinearTime
-from moeless.engines.transformers.loader import load_engine_model
 from moeless.errors import TraceError
-from moeless.functions.announcer import ExpectedLoad, LookAhead
-from moeless.functions.dispatch import ExpertDispatcher
-from moeless.functions.host import function_bytes
-from moeless.functions.load_report import devices_of_experts
-from moeless.policies.keep_alive.fixed import FixedKeepAlive
-from moeless.simulator.event_loop import SimulatedClock
 from moeless.simulator.forecasts import NoisyForecast
-from moeless.simulator.recorded_times import LayerLooks, RecordedTimes
-from moeless.simulator.replay import ReplayConfig, replay_policy
-from moeless.telemetry.jsonl import read_events
 
-STEPS, LAYERS, EXPERTS, TOP_K, DEVICES = 70, 3, 8, 2, 2
-MEMORY_FACTOR = 1.25
+STEPS, LAYERS, EXPERTS, TOP_K = 48, 3, 8, 2
 ROOMY = LAYERS * EXPERTS
 """Instances for which each device has room: of all experts."""
 TIGHT = 10
 """Two layers and a half on both devices together: each step, some make room for others."""
-
-
-class WatchedSplitter:
-    """A splitter whose every split is written down."""
-
-    def __init__(self, splitter):
-        self._splitter = splitter
-        self.shares = []
-
-    def split(self, count_E, replicas_ED):
-        share_ED = self._splitter.split(count_E, replicas_ED)
-        self.shares.append(share_ED.copy())
-        return share_ED
-
-
-class WatchedPlanner:
-    """A planner whose every plan is written down."""
-
-    def __init__(self, planner):
-        self._planner = planner
-        self.plans = []
-        for name in ("observe", "search_due", "search", "stands"):
-            if hasattr(planner, name):
-                setattr(self, name, getattr(planner, name))
-
-    def plan(self, request):
-        plan = self._planner.plan(request)
-        self.plans.append((plan.step, plan.layer, devices_of_experts(plan.replicas_ED)))
-        return plan
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """A run of real workers: its events, its looks at the board and its splits."""
-
-    name: str
-    slots: int
-    spec: ModelSpec
-    events: list[Event]
-    looks: dict[tuple[int, int], LayerLooks]
-    shares: list[np.ndarray]
-
-    def of(self, kind):
-        return [event for event in self.events if isinstance(event, kind)]
 
 
 @pytest.fixture(scope="module")
@@ -148,111 +83,6 @@ def run_of(checkpoint, ids, forecast, tmp_path_factory):
     return run_of
 
 
-def policy_config(name):
-    # A search in a thread of its own sees whatever loads are there when it happens to run.
-    return PolicyConfig(policy=name, memory_factor=MEMORY_FACTOR, search_beside=False)
-
-
-def await_that(condition, what):
-    deadline_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.005)
-
-
-def run_workers(checkpoint, name, slots, ids, forecast, path):
-    """Give the trace's choices to real workers, and write down what they and we did."""
-    loaded = load_engine_model(checkpoint)
-    config = ExpertsConfig(
-        devices=parse_devices(f"cpu:{DEVICES}"),
-        policy=policy_config(name),
-        device_memory_bytes=slots * function_bytes(loaded.spec.expert, "cpu"),
-        worker_threads=1,
-        events=path,
-    )
-    runtime = start_experts(loaded, config)
-    try:
-        recorder = follow_trace(runtime, name, ids, forecast, path)
-    finally:
-        runtime.close()
-    return Run(
-        name=name,
-        slots=slots,
-        spec=runtime.spec,
-        events=read_events(path),
-        looks=recorder.looks,
-        shares=recorder.shares,
-    )
-
-
-def follow_trace(runtime, name, ids, forecast, path):
-    spec = runtime.spec
-    now = {"step": 0}
-
-    def look_ahead(layer, x_TH):
-        if layer + 1 == LAYERS:
-            return None
-        return ExpectedLoad(forecast.expected_LE(now["step"])[layer + 1])
-
-    policies = build_policies(
-        policy_config(name), cost=serving_cost(spec.expert, ["cpu"] * DEVICES), clock=SystemClock()
-    )
-    recorder = LookRecorder(runtime, policies.splitter)
-    dispatcher = ExpertDispatcher(
-        spec,
-        client=recorder.client,
-        invoker=recorder.invoker,
-        splitter=recorder,
-        look_ahead=LookAhead(distance=1, forecast=look_ahead),
-    )
-    x_TH = torch.randn(64, spec.expert.hidden)
-    for step, choices in enumerate(ids):
-        now["step"] = step
-        for layer, ids_TK in enumerate(choices):
-            rows_TH, weights_TK = x_TH[: len(ids_TK)], torch.full(ids_TK.shape, 1 / TOP_K)
-            chosen_TK = torch.from_numpy(ids_TK)
-            recorder.run(dispatcher, step, layer, rows_TH, chosen_TK, weights_TK)
-    last = partial(is_taken, path, step=STEPS, layer=LAYERS - 1)
-    await_that(last, "the last load is not taken")
-    return recorder
-
-
-def is_taken(path, *, step, layer):
-    """Whether the control loop was told what came true in a layer-step."""
-    return any(
-        (event.kind, event.step, event.layer) == ("actual", step, layer)
-        for event in read_events(path)
-        if isinstance(event, LoadTaken)
-    )
-
-
-def simulate(trace, forecast, run):
-    """Replay the trace with the run's times."""
-    cost = serving_cost(run.spec.expert, ["cpu"] * DEVICES)
-    clock = SimulatedClock()
-    policies = build_policies(policy_config(run.name), cost=cost, clock=clock)
-    planner, splitter = WatchedPlanner(policies.planner), WatchedSplitter(policies.splitter)
-    parts = vars(policies) | {"planner": planner, "splitter": splitter}
-    expert = run.spec.expert
-    replay_policy(
-        trace,
-        type(policies)(**parts),
-        clock=clock,
-        time_model=LinearTime(cost=cost, label="test"),
-        forecast=forecast,
-        keep_alive=FixedKeepAlive(float("inf")),
-        config=ReplayConfig(
-            num_devices=DEVICES,
-            device_bytes=run.slots * expert.num_bytes,
-            expert=expert,
-            load_s=0.0,
-            lookahead=1,
-            times=RecordedTimes.of(run.events, run.looks),
-        ),
-    )
-    return planner.plans, splitter.shares
-
-
 def changes(plans):
     """Only the plans that differ from the layer's plan before."""
     known, changed = {}, []
@@ -287,11 +117,22 @@ def test_the_simulator_decides_as_real_workers_did_when_told_their_times(
     if slots == TIGHT:
         assert sum(event.reason == "room" for event in run.of(InstanceEvicted)) > STEPS
         assert run.of(DemandTaken)
+    if name == "moeless":
+        assert run.of(SearchTaken)
 
 
 def first(run, kind):
     """The place of a kind's first event in a run."""
     return next(place for place, event in enumerate(run.events) if isinstance(event, kind))
+
+
+def quiet_look(run):
+    """A layer-step in which nothing changed that it could use, and what that was."""
+    for step in range(STEPS // 2, STEPS - 1):
+        found = [run.looks[s, 0].looks[0].usable_ED for s in (step - 1, step, step + 1)]
+        if all((usable_ED == found[0]).all() for usable_ED in found):
+            return (step, 0), found[0]
+    raise AssertionError("replicas of layer 0 changed all the time")
 
 
 def with_event(run, place, **fields):
@@ -334,8 +175,7 @@ def test_a_run_whose_tokens_waited_for_another_expert_is_not_repeated(run_of, tr
 
 def test_a_run_that_saw_other_replicas_is_not_repeated(run_of, trace, forecast):
     run = run_of("moeless", ROOMY)
-    where = (STEPS - 1, 0)
-    usable_ED = run.looks[where].looks[0].usable_ED
+    where, usable_ED = quiet_look(run)
     expert = int(np.flatnonzero(usable_ED.sum(axis=1) == 1)[0])
     other_ED = usable_ED.copy()
     other_ED[expert] = ~usable_ED[expert]
@@ -345,10 +185,9 @@ def test_a_run_that_saw_other_replicas_is_not_repeated(run_of, trace, forecast):
 
 def test_a_run_in_which_a_replica_vanished_by_itself_is_not_repeated(run_of, trace, forecast):
     run = run_of("moeless", ROOMY)
-    where = (STEPS - 1, 0)
+    where, usable_ED = quiet_look(run)
     look = run.looks[where].looks[0]
-    left_ED = np.zeros_like(look.usable_ED)
-    left_ED[tuple(np.argwhere(look.usable_ED)[0])] = True
+    left_ED = usable_ED & (usable_ED.sum(axis=1) == 1)[:, None]
     run = with_look(run, where, 0, left_ED=left_ED)
     seen = run.looks[where]
     again = replace(seen, looks=[*seen.looks, look])

@@ -31,7 +31,7 @@ class Watched:
     def __init__(self, planner):
         self._planner = planner
         self.decisions = []
-        for name in ("observe", "search_due", "search", "stands"):
+        for name in ("observe", "search_due", "begin_search", "stands"):
             if hasattr(planner, name):
                 setattr(self, name, getattr(planner, name))
 

@@ -8,7 +8,7 @@ import pytest
 from moeless.control.controller import Controller, ControllerConfig
 from moeless.control.search import InlineSearcher, ThreadSearcher, as_searching
 from moeless.core.clock import ManualClock
-from moeless.core.events import PlanFailed
+from moeless.core.events import PlanFailed, SearchTaken
 from moeless.core.plan import Plan, PlanDiff
 from moeless.core.policy_set import PolicySet
 from moeless.errors import ConfigError
@@ -55,10 +55,16 @@ class SearchingPlanner:
     def stands(self, layer):
         return False
 
-    def search(self, layer):
-        self.seen.append(("search", layer))
-        if self.error is not None:
-            raise self.error
+    def begin_search(self, layer):
+        self.seen.append(("begin", layer))
+
+        def search():
+            self.seen.append(("search", layer))
+            if self.error is not None:
+                raise self.error
+            return lambda: self.seen.append(("take up", layer))
+
+        return search
 
 
 class LateSearcher:
@@ -96,7 +102,9 @@ def test_a_planner_is_told_what_came_true_and_searches_where_it_is_due():
         ("observe", 0),
         ("plan", 0),
         ("observe", 1),
+        ("begin", 1),
         ("search", 1),
+        ("take up", 1),
         ("plan", 1),
     ]
 
@@ -112,13 +120,51 @@ def test_a_layer_is_not_searched_again_before_its_search_has_ended():
     assert len(searcher.searches) == 2
 
 
+def test_what_a_search_found_is_taken_up_by_the_loop_before_it_deals_with_the_next_load():
+    searcher = LateSearcher()
+    controller, planner, sink = make(searcher)
+    observe(controller, 1)
+    searcher.searches[0]()
+    assert ("take up", 1) not in planner.seen
+    assert not sink.of(SearchTaken)
+    observe(controller, 0, step=2)
+    assert planner.seen[-3:] == [("take up", 1), ("observe", 0), ("plan", 0)]
+    assert [(event.layer, event.loads) for event in sink.of(SearchTaken)] == [(1, 1)]
+
+
+def test_a_search_knows_what_has_come_true_when_it_begins():
+    searcher = LateSearcher()
+    controller, _, sink = make(searcher)
+    for step in (1, 2, 3):
+        observe(controller, 1, step=step)
+    searcher.searches[0].begin()
+    observe(controller, 1, step=4)
+    searcher.searches[0].finish()
+    observe(controller, 0, step=5)
+    assert [(event.layer, event.loads) for event in sink.of(SearchTaken)] == [(1, 3)]
+
+
+def test_a_search_that_cannot_begin_is_reported_and_may_begin_later():
+    searcher = LateSearcher()
+    controller, planner, sink = make(searcher)
+    planner.begin_search = lambda layer: 1 / 0
+    observe(controller, 1)
+    searcher.searches[0]()
+    observe(controller, 1, step=2)
+    assert [event.reason for event in sink.of(PlanFailed)] == ["division by zero"]
+    assert len(searcher.searches) == 2
+
+
 def test_a_search_that_raises_is_reported_and_does_not_stop_planning():
     controller, planner, sink = make()
     planner.error = ZeroDivisionError("division by zero")
     observe(controller, 1)
     observe(controller, 1, step=2)
     failed = sink.of(PlanFailed)
-    assert [(e.step, e.layer, e.reason) for e in failed] == [(2, 1, "division by zero")]
+    assert [(e.step, e.layer, e.reason) for e in failed] == [
+        (1, 1, "division by zero"),
+        (2, 1, "division by zero"),
+    ]
     assert planner.seen.count(("plan", 1)) == 2
 
 
@@ -133,7 +179,7 @@ def test_a_thread_searches_in_order_and_elsewhere():
 
 def test_inline_searches_are_over_when_submit_returns():
     seen = []
-    InlineSearcher().submit(lambda: seen.append(threading.current_thread()))
+    assert InlineSearcher().submit(lambda: seen.append(threading.current_thread()))
     assert seen == [threading.current_thread()]
 
 

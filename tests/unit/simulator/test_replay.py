@@ -262,8 +262,9 @@ class Searching(Scripted):
     def search_due(self, layer):
         return self.seen[-1] == ("observe", 2, 0)
 
-    def search(self, layer):
+    def begin_search(self, layer):
         self.seen.append(("search", layer))
+        return lambda: lambda: None
 
     def stands(self, layer):
         return False

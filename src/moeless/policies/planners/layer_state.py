@@ -28,7 +28,6 @@ class LayerState:
     next_search: int = 0
     next_restart: int = EARLY_STEPS[-1]
     pause: int = 0
-    searching: bool = False
     searches: int = 0
     best_excess: float = 0.0
     forecast_error: float = 0.0

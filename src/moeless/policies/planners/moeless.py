@@ -8,6 +8,7 @@ is the newest set that it found.
 """
 
 import math
+from collections.abc import Callable
 from typing import Self
 
 import numpy as np
@@ -18,18 +19,15 @@ from moeless.core.plan import (
     LoadArray,
     Plan,
     PlanRequest,
-    ReplicaArray,
     SpeedArray,
     checked_load,
 )
 from moeless.errors import ConfigError
 from moeless.policies.planners.feasibility import checked_capacity
+from moeless.policies.planners.layer_search import Found, Known, LayerSearch
 from moeless.policies.planners.layer_state import EARLY_STEPS, LayerState
-from moeless.policies.planners.set_search import Change, SetSearch, thinning
+from moeless.policies.planners.set_search import SetSearch, thinning
 from moeless.policies.planners.topology import carry_over, first_topology
-
-_EARLY_PRICE = 0.2
-"""Part of the price that a load has to pay back while many steps are still to come."""
 
 _RESTART_INTERVAL = 500
 """Steps between two attempts to find a wholly different set."""
@@ -90,11 +88,12 @@ class MoelessPlanner:
         self._sets: tuple[bytes | None, SetSearch] = (None, SetSearch(cost))
         self._auto = memory_factor is None
         self._memory_factor = max_memory_factor if memory_factor is None else memory_factor
-        self._tolerance = tolerance
         self._window = window
         self._interval = interval
         self._max_interval = max(interval, max_interval)
-        self._price = 1.0 / payback_steps
+        self._search = LayerSearch(
+            trades=self._auto, tolerance=tolerance, price=1.0 / payback_steps
+        )
         self._layers: dict[int, LayerState] = {}
         self._inherited: dict[int, LayerState] = {}
 
@@ -215,85 +214,56 @@ class MoelessPlanner:
         state.last_step = step
 
     def search_due(self, layer: int) -> bool:
-        """Whether ``search`` should be called for the layer, off the token path."""
+        """Whether the layer should be searched, off the token path."""
         state = self._layers.get(layer)
-        if state is None or state.searching:
+        if state is None:
             return False
         return state.observed >= state.next_search or (state.is_unsettled and state.observed > 0)
 
-    def search(self, layer: int) -> None:
-        """Look for a better replica set; a later plan takes it up.
+    def begin_search(self, layer: int) -> Callable[[], Callable[[], None]]:
+        """Note what is known of a layer, to search by.
 
-        Takes milliseconds; releases the GIL; may run in a thread of its own, for one layer at a
-        time.
+        Returns:
+            The search for a better replica set, which may run in a thread of its own. It returns
+            what takes up its result; later plans have it.
         """
         state = self._layers[layer]
-        state.searching = True
-        try:
-            self._search(state)
-        finally:
-            state.searching = False
-
-    def _search(self, state: LayerState) -> None:
-        load_NE = self._sample(state)
-        replicas_ED = state.replicas_ED.copy()
-        slots = [min(c, load_NE.shape[1]) for c in state.capacity]
-        capacity_D = np.array(slots, dtype=np.int64)
-        early = state.observed <= EARLY_STEPS[-1]
-        price = self._price * (_EARLY_PRICE if early else 1.0)
-        unsettled = state.is_unsettled
-        if unsettled:
-            state.is_unsettled = False  # before the sets are read: they may be exchanged meanwhile
-        sets = state.sets
         state.searches += 1
-        changes: list[Change] = []
-        if state.observed >= state.next_restart:
+        known = Known(
+            sets=state.sets,
+            load_NE=self._sample(state),
+            replicas_ED=state.replicas_ED.copy(),
+            capacity_D=np.minimum(state.capacity, len(state.replicas_ED)).astype(np.int64),
+            max_replicas=state.max_replicas,
+            best_excess=state.best_excess,
+            step=state.last_step,
+            seed=state.observed,
+            early=state.observed <= EARLY_STEPS[-1],
+            unsettled=state.is_unsettled,
+            begins_anew=state.observed >= state.next_restart,
+            looks_up=state.searches % 8 == 0 or state.searches < 8,
+        )
+        state.is_unsettled = False
+        if known.begins_anew:
             state.next_restart = state.observed + _RESTART_INTERVAL
-            changes += sets.begin_anew(
-                load_NE, replicas_ED, capacity_D, price=price, seed=state.observed
-            )
-        if self._auto and not early and not unsettled:
-            changes += sets.trade(
-                load_NE,
-                replicas_ED,
-                capacity_D,
-                state.max_replicas,
-                price=price,
-                allowed=self._allowed(state, load_NE, replicas_ED, capacity_D),
-            )
-        else:
-            changes += sets.settle(
-                load_NE,
-                replicas_ED,
-                capacity_D,
-                int(replicas_ED.sum()) if self._auto else state.max_replicas,
-                price=price,
-                most=None if early or unsettled else 1,
-            )
-        if changes:
-            dated = [(state.last_step, change) for change in changes]
+
+        def search() -> Callable[[], None]:
+            found = self._search.run(known)
+            return lambda: self._take_up(state, found)
+
+        return search
+
+    def search(self, layer: int) -> None:
+        """Search at once, for whoever has no thread to spare."""
+        self.begin_search(layer)()()
+
+    def _take_up(self, state: LayerState, found: Found) -> None:
+        state.best_excess = found.best_excess
+        if found.changes:
+            dated = [(found.step, change) for change in found.changes]
             state.changes = [*state.changes, *dated][-64:]
-            state.replicas_ED = replicas_ED
-        self._schedule(state, found=bool(changes))
-
-    def _allowed(
-        self,
-        state: LayerState,
-        load_NE: CountArray,
-        replicas_ED: ReplicaArray,
-        capacity_D: CountArray,
-    ) -> tuple[float, float]:
-        """Mean excess up to which memory is saved, and beyond which it is spent.
-
-        Now and then the best that all the memory could do is looked up again.
-        """
-        if state.searches % 8 == 0 or state.searches < 8:
-            full_ED = replicas_ED.copy()
-            state.sets.settle(load_NE, full_ED, capacity_D, state.max_replicas, price=self._price)
-            state.best_excess = state.sets.mean_excess(load_NE, full_ED)
-        best = 1.0 + state.best_excess
-        half = best * (1.0 + 0.5 * self._tolerance) - 1.0
-        return half, best * (1.0 + self._tolerance) - 1.0
+            state.replicas_ED = found.replicas_ED
+        self._schedule(state, found=bool(found.changes))
 
     def _sample(self, state: LayerState) -> CountArray:
         """Recent loads to judge by, the first quarter spread over all of them.
