@@ -60,7 +60,7 @@ class EagerThread(LearningThread):
         with self._round_ended:
             # The round that is going on may have begun before.
             enough = self._rounds + 2
-            assert self._round_ended.wait_for(lambda: self._rounds >= enough, timeout=300)
+            assert self._round_ended.wait_for(lambda: self._rounds >= enough, timeout=120)
 
     def _learn_once(self):
         self._learn_all()
