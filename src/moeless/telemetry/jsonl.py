@@ -13,6 +13,9 @@ from moeless.core import events
 from moeless.core.events import Event
 from moeless.errors import ConfigError
 
+_START = b'{"event": "'
+"""How every line begins."""
+
 
 class JsonlSink:
     """Appends events to a file that only its owner may read.
@@ -24,13 +27,19 @@ class JsonlSink:
         path: The file; created with mode 0600, and set to it if it exists.
 
     Raises:
-        ConfigError: The file cannot be opened.
+        ConfigError: The file cannot be opened, or holds something else, which stays as it is.
     """
 
     def __init__(self, path: Path) -> None:
         try:
+            is_ours = not path.exists() or path.is_file()  # a device keeps its mode
+            if is_ours and not _may_continue(path):
+                raise ConfigError(
+                    f"cannot write events to {path}: it holds something else; name another file"
+                )
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.fchmod(descriptor, 0o600)
+            if is_ours:
+                os.fchmod(descriptor, 0o600)
         except OSError as error:
             raise ConfigError(
                 f"cannot write events to {path}: {error.strerror}; name a file in a directory "
@@ -62,6 +71,16 @@ class JsonlSink:
                 self._file.close()
             except OSError:
                 self._lost += 1
+
+
+def _may_continue(path: Path) -> bool:
+    """Whether a file is missing, empty, or begins as one of events does."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_START))
+    except FileNotFoundError:
+        return True
+    return _START.startswith(start)
 
 
 def read_events(path: Path) -> list[Event]:

@@ -1,8 +1,10 @@
 """The ledger says what the counters say, whatever happens in between."""
 
+import os
 import sqlite3
 import stat
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -278,3 +280,26 @@ def test_a_model_of_another_shape_under_the_same_id_is_shown_beside(path):
     server.snapshot = replace(other)
     server.write()
     assert len(usage(path, "function")) == LAYERS * (EXPERTS + EXPERTS + 1)
+
+
+@pytest.mark.parametrize("what", ["text", "database"])
+def test_a_file_of_something_else_is_left_as_it_is(tmp_path, what):
+    path = tmp_path / "other"
+    if what == "text":
+        path.write_text("root:x:0:0\n" * 100)
+    else:
+        with sqlite3.connect(path) as other:
+            other.execute("CREATE TABLE theirs (a)")
+        other.close()
+    path.chmod(0o644)
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=r"cannot be used as a ledger|something else"):
+        open_ledger(path, create=True)
+    assert path.read_bytes() == before
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert [each.name for each in tmp_path.iterdir()] == ["other"]
+
+
+def test_a_ledger_is_a_file_and_no_device():
+    with pytest.raises(ConfigError, match="no ordinary file"):
+        open_ledger(Path(os.devnull), create=True)

@@ -1,5 +1,7 @@
 import json
+import os
 import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,3 +123,27 @@ def test_a_line_that_is_no_event_is_named(tmp_path, line):
 def test_a_missing_file_of_events_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"nothing\.jsonl: cannot be read"):
         read_events(tmp_path / "nothing.jsonl")
+
+
+@pytest.mark.parametrize("text", ["root:x:0:0\n", '{"other": 1}\n', "{"])
+def test_a_file_of_something_else_gets_no_events_and_keeps_its_mode(tmp_path, text):
+    path = tmp_path / "passwd"
+    path.write_text(text)
+    path.chmod(0o644)
+    if text == "{":
+        JsonlSink(path).close()  # the first line was being written
+        return
+    with pytest.raises(ConfigError, match=r"passwd: it holds something else; name another file"):
+        JsonlSink(path)
+    assert path.read_text() == text
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_events_may_go_to_a_device_which_keeps_its_mode(monkeypatch):
+    before = Path(os.devnull).stat().st_mode
+    monkeypatch.setattr(os, "fchmod", lambda *_: pytest.fail("the mode of a device is not ours"))
+    sink = JsonlSink(Path(os.devnull))
+    sink.emit(WorkerLost(time_s=1.0, model="m", device=0, reason="killed"))
+    sink.close()
+    assert Path(os.devnull).stat().st_mode == before
+    assert sink.lost == 0

@@ -64,16 +64,17 @@ def open_ledger(path: Path, *, create: bool) -> sqlite3.Connection:
 
     Args:
         path: The file.
-        create: Make it, with mode 0600, if it does not exist; else it is only read.
+        create: Make it, with mode 0600, if it does not exist; else it is only read. A file of
+            something else is left as it is, its mode included.
 
     Raises:
         ConfigError: It does not exist, cannot be used, or is no ledger.
     """
     try:
         if create:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            os.fchmod(descriptor, 0o600)
-            os.close(descriptor)
+            if path.exists() and not path.is_file():
+                raise ConfigError(f"the ledger {path} cannot be opened: it is no ordinary file")
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         elif not path.is_file():
             raise ConfigError(f"{path} is not a ledger: no such file")
     except OSError as exc:
@@ -92,18 +93,31 @@ def open_ledger(path: Path, *, create: bool) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, *, create: bool) -> None:
-    if create:
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        with transaction(connection):  # of several servers, one makes the tables
-            if not connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
-                for statement in _SCHEMA.split(";\n"):
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {_VERSION}")
-    else:
+    if not create:
         connection.execute("PRAGMA query_only = ON")
+        _check_ours(connection, path)
+        return
+    if _count_tables(connection):
+        _check_ours(connection, path)
+    path.chmod(0o600)  # before there is a log, which takes over the mode
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    with transaction(connection):  # of several servers, one makes the tables
+        if not _count_tables(connection):
+            for statement in _SCHEMA.split(";\n"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {_VERSION}")
+    _check_ours(connection, path)
+
+
+def _count_tables(connection: sqlite3.Connection) -> int:
+    (count,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    return int(count)
+
+
+def _check_ours(connection: sqlite3.Connection, path: Path) -> None:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != _APPLICATION_ID:
