@@ -123,7 +123,7 @@ def add(
       moeless devices add cpu
       moeless devices add cpu --budget 512MiB --core 3
     """
-    budget_bytes = parse_bytes(budget, option="--budget") if budget else None
+    budget_bytes = None if budget is None else parse_bytes(budget, option="--budget")
     with _connect(pool) as admin:
         device = admin.add(kind, budget_bytes=budget_bytes, cores=cores)
         if no_wait:

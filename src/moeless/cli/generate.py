@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from moeless.cli.finite_range import FiniteRange
 from moeless.cli.options import engine_config, engine_options, experts_config, experts_options
 
 
@@ -14,9 +15,9 @@ from moeless.cli.options import engine_config, engine_options, experts_config, e
 @click.argument("prompt")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True)
 @click.option(
-    "--temperature", type=click.FloatRange(0, 5), default=0.0, show_default=True, help="0: greedy."
+    "--temperature", type=FiniteRange(0, 5), default=0.0, show_default=True, help="0: greedy."
 )
-@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0)
+@click.option("--top-p", type=FiniteRange(0, 1, min_open=True), default=1.0)
 @click.option("--seed", type=click.IntRange(min=0), help="Makes sampling repeatable.")
 @click.option("--raw", is_flag=True, help="Continue PROMPT as it is, without a chat template.")
 @engine_options

@@ -26,7 +26,9 @@ def inspect(model: str, devices: str, device_memory: str | None, as_json: bool) 
       moeless inspect ./Mixtral-8x7B-Instruct --devices cuda:0,1 --device-memory 40GB
     """
     pool = parse_devices(devices)
-    budget = parse_bytes(device_memory, option="--device-memory") if device_memory else None
+    budget = (
+        None if device_memory is None else parse_bytes(device_memory, option="--device-memory")
+    )
     from moeless.bootstrap.inspection import inspect_model
 
     facts = inspect_model(model, pool, budget_bytes=budget)

@@ -6,6 +6,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
 import click
+from click.exceptions import NoArgsIsHelpError
 
 from moeless import __version__
 from moeless.errors import MissingExtraError, MoelessError
@@ -104,6 +105,8 @@ def run(arguments: list[str]) -> int:
     """
     try:
         result = moeless.main(args=arguments, prog_name="moeless", standalone_mode=False)
+    except NoArgsIsHelpError as bare:
+        return _fail(_say_what_to_do(bare.ctx), 2)
     except click.UsageError as error:
         where = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
         return _fail(f"{error.format_message()}{where}", 2)
@@ -122,6 +125,14 @@ def run(arguments: list[str]) -> int:
         )
         return _fail(str(missing), missing.exit_code)
     return result if isinstance(result, int) else 0
+
+
+def _say_what_to_do(context: click.Context | None) -> str:
+    """One line for a group without a command, in place of click's page of help."""
+    if context is None or not isinstance(context.command, click.Group):
+        return "say what to do (see moeless --help)"
+    names = ", ".join(context.command.list_commands(context))
+    return f"{context.command_path} needs a command: {names} (see {context.command_path} --help)"
 
 
 def _fail(message: str, code: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from moeless.cli.finite_range import FiniteRange
 from moeless.config import EngineConfig, ExpertsConfig, PolicyConfig, parse_memory_factor
 from moeless.core.cluster import parse_bytes, parse_devices
 from moeless.core.memory_share import NO_SHARE, parse_share
@@ -143,7 +144,7 @@ def worker_options(command: _Command) -> _Command:
         ),
         click.option(
             "--worker-timeout",
-            type=click.FloatRange(min=1),
+            type=FiniteRange(min=1),
             default=10.0,
             show_default=True,
             metavar="SECONDS",
@@ -240,7 +241,9 @@ def experts_config(options: dict[str, Any]) -> ExpertsConfig:
             cv_threshold=options.pop("cv_threshold"),
             cost_model=options.pop("cost_model"),
         ),
-        device_memory_bytes=parse_bytes(memory, option="--device-memory") if memory else None,
+        device_memory_bytes=None
+        if memory is None
+        else parse_bytes(memory, option="--device-memory"),
         keep_alive_s=options.pop("keep_alive"),
         keep_alive_rule=options.pop("keep_alive_rule"),
         live_speeds=options.pop("live_speeds"),

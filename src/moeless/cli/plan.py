@@ -119,8 +119,8 @@ def plan(loads: Path, output: str, output_file: Path | None, **options: Any) -> 
 def _read_task(loads: Path, *, equal_slots: bool, **options: Any) -> "PlacementTask":
     """Everything that the options say, with the files read."""
     memory, size = options["device_memory"], options["expert_bytes"]
-    memory_bytes = parse_bytes(memory, option="--device-memory") if memory else None
-    expert_bytes = parse_bytes(size, option="--expert-bytes") if size else None
+    memory_bytes = None if memory is None else parse_bytes(memory, option="--device-memory")
+    expert_bytes = None if size is None else parse_bytes(size, option="--expert-bytes")
     from moeless.bootstrap.placement_plan import TOKENS_ONLY, PlacementTask
     from moeless.bootstrap.torch_file import load_torch_file
     from moeless.workloads.formats.placements.read import read_any_placement

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from moeless.cli.devices import show_bytes
+from moeless.cli.finite_range import FiniteRange
 from moeless.cli.options import with_headroom, worker_fields, worker_options
 from moeless.config import ExpertsConfig
 from moeless.core.cluster import parse_bytes, parse_devices
@@ -55,7 +56,7 @@ def pool() -> None:
 )
 @click.option(
     "--linger",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=10.0,
     show_default=True,
     metavar="SECONDS",

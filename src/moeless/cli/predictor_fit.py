@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
+from moeless.cli.finite_range import FiniteRange
 from moeless.cli.predictor_options import parse_sizes, source_options
 from moeless.cli.predictor_progress import progress_bar
 from moeless.core.cluster import parse_bytes
@@ -92,7 +93,7 @@ def profile(source: str, distances: tuple[int, ...], tokens: int, **options: Any
 )
 @click.option(
     "--threshold",
-    type=click.FloatRange(0.0, 1.0),
+    type=FiniteRange(0.0, 1.0),
     default=0.8,
     show_default=True,
     help="Layers whose copied gate is this accurate keep it.",
@@ -108,7 +109,7 @@ def profile(source: str, distances: tuple[int, ...], tokens: int, **options: Any
 )
 @click.option(
     "--held-out",
-    type=click.FloatRange(0.0, 1.0, min_open=True, max_open=True),
+    type=FiniteRange(0.0, 1.0, min_open=True, max_open=True),
     default=0.2,
     show_default=True,
     help="Share of the conversations that only the report sees.",

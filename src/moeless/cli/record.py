@@ -17,6 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from moeless.cli.finite_range import FiniteRange
 from moeless.config import EngineConfig, ExpertsConfig, PolicyConfig
 from moeless.core.cluster import parse_bytes, parse_devices
 
@@ -90,7 +91,7 @@ _INTERRUPTED = 130
 )
 @click.option("--topk-ids", is_flag=True, help="Keep the experts of every token as well.")
 @click.option(
-    "--temperature", type=click.FloatRange(0, 5), default=0.0, show_default=True, help="0: greedy."
+    "--temperature", type=FiniteRange(0, 5), default=0.0, show_default=True, help="0: greedy."
 )
 @click.option(
     "--seed",
@@ -143,7 +144,9 @@ def record(model: str, **options: Any) -> int:
           --max-recorded-tokens 12000 --resume
     """
     max_disk = options.pop("max_disk")
-    options["max_disk_bytes"] = parse_bytes(max_disk, option="--max-disk") if max_disk else None
+    options["max_disk_bytes"] = (
+        None if max_disk is None else parse_bytes(max_disk, option="--max-disk")
+    )
     experts = ExpertsConfig(
         devices=parse_devices(options.pop("devices")),
         invoker=options.pop("invoker"),

@@ -269,7 +269,9 @@ def _task(options: dict[str, Any], *, keep_replicas: bool) -> "ReplayTask":
             eplb_interval_s=options.pop("eplb_interval"),
             swift_interval_s=options.pop("swift_interval"),
         ),
-        device_memory_bytes=parse_bytes(memory, option="--device-memory") if memory else None,
+        device_memory_bytes=None
+        if memory is None
+        else parse_bytes(memory, option="--device-memory"),
         keep_alive_s=options.pop("keep_alive"),
         keep_alive_rule=options.pop("keep_alive_rule"),
         decision_s=options.pop("decision_us") / 1e6,

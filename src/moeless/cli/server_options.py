@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from moeless.cli.finite_range import FiniteRange
 from moeless.core.cluster import parse_bytes
 from moeless.telemetry.ledger import LedgerConfig
 from moeless.telemetry.ledger.file import open_ledger
@@ -69,7 +70,7 @@ def server_options(command: _Command) -> _Command:
         ),
         click.option(
             "--request-timeout",
-            type=click.FloatRange(min=0, min_open=True),
+            type=FiniteRange(min=0, min_open=True),
             default=600.0,
             show_default=True,
             metavar="SECONDS",
@@ -111,7 +112,7 @@ def server_options(command: _Command) -> _Command:
         ),
         click.option(
             "--trace-sample",
-            type=click.FloatRange(0, 1),
+            type=FiniteRange(0, 1),
             default=0.05,
             show_default=True,
             metavar="SHARE",

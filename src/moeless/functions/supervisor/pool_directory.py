@@ -79,7 +79,10 @@ def make_directory(path: Path) -> PoolDirectory:
     try:
         directory.path.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be made: {error.strerror}") from error
+        raise ConfigError(
+            f"{path}: no directory for a pool can be made there ({error.strerror}); name another "
+            f"one, in a folder that exists and that you may write to"
+        ) from error
     _check(directory, path)
     return directory
 
@@ -105,7 +108,7 @@ def find_directory(path: Path) -> PoolDirectory:
 def _check(directory: PoolDirectory, named: Path) -> None:
     found = directory.path.stat()
     if not stat.S_ISDIR(found.st_mode):
-        raise ConfigError(f"{named}: is not a directory")
+        raise ConfigError(f"{named}: is not a directory; name one")
     if found.st_uid != os.getuid():
         raise ConfigError(
             f"{named}: belongs to user {found.st_uid}, not to you (user {os.getuid()}); use a "
@@ -113,6 +116,6 @@ def _check(directory: PoolDirectory, named: Path) -> None:
         )
     if found.st_mode & 0o077:
         raise ConfigError(
-            f"{named}: others may enter it (mode {stat.S_IMODE(found.st_mode):04o}); "
-            f"chmod 700 it first"
+            f"{named}: others may enter it (mode {stat.S_IMODE(found.st_mode):04o}); name a "
+            f"directory of its own, such as {named / 'moe'}, or chmod 700 it first"
         )

@@ -1,0 +1,65 @@
+"""Odd values of options are refused in one line before anything heavy is loaded."""
+
+import pytest
+
+from moeless.cli.main import run
+
+
+@pytest.fixture
+def refused(capsys):
+    """Run a command that must be refused; returns the one line it printed."""
+
+    def check(*arguments: str) -> str:
+        assert run(list(arguments)) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        (line,) = err.splitlines()
+        assert line.startswith("moeless: error: ")
+        return line
+
+    return check
+
+
+@pytest.mark.parametrize("group", ["devices", "pool", "predictor", "demo-model"])
+def test_a_group_without_a_command_names_its_commands_in_one_short_line(refused, group):
+    line = refused(group)
+    assert f"moeless {group} needs a command: " in line
+    assert f"see moeless {group} --help" in line
+    assert "Usage" not in line
+    assert len(line) < 200
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["serve", "demo", "--device-memory", ""],
+        ["inspect", "demo", "--device-memory", ""],
+        ["record", "demo", "--prompts", "arena", "--out", "x.npz", "--max-disk", ""],
+        ["replay", "--routing", "x.npz", "--device-memory", ""],
+        ["plan", "x.csv", "--device-memory", ""],
+        ["plan", "x.csv", "--expert-bytes", ""],
+        ["devices", "add", "cpu", "--budget", ""],
+    ],
+)
+def test_an_empty_size_is_not_taken_for_none(refused, command):
+    option = command[-2]
+    assert f"{option} '' is not a size" in refused(*command)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["serve", "demo", "--request-timeout"],
+        ["serve", "demo", "--trace-sample"],
+        ["serve", "demo", "--worker-timeout"],
+        ["pool", "serve", "--pool", "x", "--device-memory", "1GB", "--linger"],
+        ["generate", "demo", "hello", "--temperature"],
+        ["generate", "demo", "hello", "--top-p"],
+        ["record", "demo", "--prompts", "arena", "--temperature"],
+        ["predictor", "train", "x", "--out", "y", "--threshold"],
+        ["predictor", "train", "x", "--out", "y", "--held-out"],
+    ],
+)
+def test_what_is_no_number_is_refused_by_the_name_of_its_option(refused, command, value):
+    assert command[-1] in refused(*command, value)
