@@ -5,8 +5,10 @@ trained. Conversations are divided in three: to fit to, to decide between models
 is always among them, so that no layer gets worse by what is known), and to report on.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -27,7 +29,7 @@ from moeless.learned.shards import GateShards
 from moeless.learned.token_rows import TokenRows
 from moeless.learned.trained_predictor import LayerModel, TrainedPredictor
 from moeless.learned.training_options import MemoryEstimate, TrainingOptions, estimate_memory
-from moeless.learned.training_threads import training_threads
+from moeless.learned.training_threads import layers_at_once, training_threads
 
 MIN_FIT_TOKENS, MIN_JUDGED_TOKENS = 2 * JUDGED_BATCH, JUDGED_BATCH
 
@@ -109,6 +111,7 @@ class Trainer:
             hidden=manifest.hidden,
             experts=manifest.num_experts,
             tokens=self._fit.tokens,
+            at_once=layers_at_once(options, manifest.hidden),
         )
         self._judge, self._final_judge = judge_of(self._validation), judge_of(self._held_out)
 
@@ -121,7 +124,7 @@ class Trainer:
         Raises:
             TraceError: A shard is damaged.
         """
-        with training_threads(self._options, self._shards.manifest.hidden):
+        with training_threads(self._shards.manifest.hidden):
             wanted = self._select(on_progress)
             fitted = self._fit_layers(wanted, on_progress)
             return self._report(fitted, on_progress)
@@ -198,10 +201,25 @@ class Trainer:
             fitter = make_fitter(self._shards.gates, group, self._options)
             progress = _GroupProgress(on_progress, first, len(group), len(layers))
             fitter.read(self._fit, progress)
-            for done, ahead in enumerate(group, start=1):
-                fitted[ahead] = self._choose(fitter, ahead, wanted[ahead])
+            before = [wanted[ahead] for ahead in group]
+            chosen = self._map(partial(self._choose, fitter), group, before)
+            for done, (ahead, found) in enumerate(zip(group, chosen, strict=True), start=1):
+                fitted[ahead] = found
                 progress(1.0 + done / len(group))
         return fitted
+
+    def _map(
+        self,
+        choose: Callable[[int, float], Fitted],
+        layers: Sequence[int],
+        before: Sequence[float],
+    ) -> Iterator[Fitted]:
+        if self._options.method == "ridge" or len(layers) == 1:
+            yield from map(choose, layers, before)
+            return
+        one_each = partial(torch.set_num_threads, 1)
+        with ThreadPoolExecutor(len(layers), initializer=one_each) as pool:
+            yield from pool.map(choose, layers, before)
 
     def _choose(self, fitter: LayerFitter, ahead: int, before: float) -> Fitted:
         """The candidate that does best on validation tokens, or the copied gate."""

@@ -102,7 +102,13 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    options: TrainingOptions, *, layers: int, hidden: int, experts: int, tokens: int
+    options: TrainingOptions,
+    *,
+    layers: int,
+    hidden: int,
+    experts: int,
+    tokens: int,
+    at_once: int = 1,
 ) -> MemoryEstimate:
     """Memory that training needs, before it starts.
 
@@ -112,6 +118,7 @@ def estimate_memory(
         hidden: H.
         experts: E.
         tokens: Tokens to fit to; validation and held-out ones are a part of as many again.
+        at_once: Layers that may descend at the same time.
 
     Raises:
         ConfigError: Not even one layer fits into ``memory_bytes``.
@@ -128,7 +135,8 @@ def estimate_memory(
         layer = tokens * (hidden + 2 * experts) * _FLOAT32_BYTES
         if options.method == "mlp":  # weights, gradient, Adam's two moments, the best so far
             layer += 5 * 2 * hidden * (hidden + experts) * _FLOAT32_BYTES
-        group = 1
+        layer += judged * (hidden + 4 * experts) * _FLOAT32_BYTES
+        group = max(0, min(layers, at_once, (options.memory_bytes - shared) // layer))
     found = MemoryEstimate(
         layer_bytes=layer, shared_bytes=shared, layers=layers, group=max(group, 1)
     )

@@ -48,6 +48,25 @@ def test_only_layers_below_the_threshold_are_trained(shards, method):
     assert predictor.spreads[1] == 0.0
 
 
+@pytest.mark.parametrize("method", ["finetune", "mlp"])
+def test_layers_that_descend_at_once_become_what_they_would_one_after_the_other(shards, method):
+    before, found = torch.get_num_threads(), {}
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        try:
+            trainer = Trainer(
+                shards, TrainingOptions(method=method, all_layers=True, descent=SHORT)
+            )
+            assert trainer.memory.group == threads
+            found[threads] = trainer.train()
+        finally:
+            torch.set_num_threads(before)
+    assert found[1].layers == found[3].layers
+    for one, other in zip(found[1].predictor.models, found[3].predictor.models, strict=True):
+        for name, tensor in one.tensors.items():
+            assert torch.equal(tensor, other.tensors[name])
+
+
 def test_fine_tuning_ends_at_the_threshold(shards):
     loose = of(train(shards, method="finetune", threshold=0.85, descent=SHORT))
     strict = of(train(shards, method="finetune", all_layers=True, descent=SHORT))
@@ -159,6 +178,15 @@ class TestMemory:
         assert estimate.group == (2**31 - estimate.shared_bytes) // estimate.layer_bytes > 1
         assert estimate.total_bytes <= 2**31
         assert estimate.passes == -(-31 // estimate.group)
+
+    def test_as_many_layers_descend_at_once_as_memory_holds(self):
+        shape = {"layers": 29, "hidden": 576, "experts": 16, "tokens": 8_000, "at_once": 4}
+        roomy = estimate_memory(TrainingOptions(method="mlp"), **shape)
+        assert roomy.group == 4
+        for room in (1, 2, 3):
+            limit = roomy.shared_bytes + room * roomy.layer_bytes
+            options = TrainingOptions(method="mlp", memory_bytes=limit)
+            assert estimate_memory(options, **shape).group == room
 
     @pytest.mark.parametrize("method", ["ridge", "finetune", "mlp"])
     def test_too_little_memory_for_one_layer_is_refused(self, method):
