@@ -16,7 +16,12 @@ from moeless.learned.evaluation import Evaluation
 from moeless.learned.gate_profile import profile_gates
 from moeless.learned.load_predictor import LoadPredictor
 from moeless.learned.mean_load import average_load
-from moeless.learned.predictor_file import load_predictor, recording_digest, save_predictor
+from moeless.learned.predictor_file import (
+    check_replaceable,
+    load_predictor,
+    recording_digest,
+    save_predictor,
+)
 from moeless.learned.predictor_manifest import PredictorManifest
 from moeless.learned.shards import GateShards
 from moeless.learned.token_rows import TokenRows
@@ -95,10 +100,11 @@ def train(
 
     Raises:
         ConfigError: Options that do not fit the model or each other, or ``out`` cannot be
-            written.
+            written or holds something else.
         TraceError: The recording is damaged or too small.
     """
     began_s = time.perf_counter()
+    check_replaceable(out)
     with reserved_directory(out):
         trainer = Trainer(shards, options)
         memory = trainer.memory

@@ -17,6 +17,7 @@ from moeless.learned.mlp import Mlp
 from moeless.learned.predictor_manifest import (
     LayerEntry,
     PredictorManifest,
+    is_predictor,
     manifest_json,
     read_predictor_manifest,
 )
@@ -27,6 +28,24 @@ from moeless.learned.training import Training
 from moeless.learned.training_options import TrainingOptions
 
 TENSOR_FILE = "predictor.safetensors"
+
+
+def check_replaceable(directory: Path) -> None:
+    """Refuse a directory that holds something else, such as the recording that is fitted to.
+
+    Raises:
+        ConfigError: It does.
+    """
+    if not directory.is_dir():
+        return
+    found = {each.name for each in directory.iterdir()}
+    if found <= {TENSOR_FILE}:  # of a writer that was interrupted
+        return
+    if not is_predictor(directory):
+        raise ConfigError(
+            f"{directory} holds something else than a predictor; name a directory that is new, "
+            f"empty or a predictor's"
+        )
 
 
 def save_predictor(

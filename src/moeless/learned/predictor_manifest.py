@@ -164,6 +164,15 @@ def read_predictor_manifest(directory: Path) -> PredictorManifest:
         raise CheckpointError(f"{path} is incomplete or changed: {error}") from error
 
 
+def is_predictor(directory: Path) -> bool:
+    """Whether a directory holds a predictor, of whatever version."""
+    try:
+        content = json.loads((directory / MANIFEST_FILE).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and content.get("format") == _FORMAT
+
+
 def _parse(content: dict[str, Any]) -> PredictorManifest:
     names = {each.name for each in fields(PredictorManifest)}
     known = {name: value for name, value in content.items() if name in names}

@@ -13,6 +13,7 @@ from moeless.errors import CheckpointError, ConfigError  # noqa: E402
 from moeless.learned.gradient import DescentOptions  # noqa: E402
 from moeless.learned.predictor_file import (  # noqa: E402
     TENSOR_FILE,
+    check_replaceable,
     load_predictor,
     recording_digest,
     save_predictor,
@@ -154,3 +155,15 @@ def test_a_directory_that_cannot_be_written_is_named(shards, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         save(shards, tmp_path / "file" / "p")
+
+
+def test_only_what_is_a_predictor_or_nothing_may_be_replaced(shards, saved, tmp_path):
+    check_replaceable(tmp_path / "missing")
+    (tmp_path / "empty").mkdir()
+    check_replaceable(tmp_path / "empty")
+    check_replaceable(saved)
+    (saved / MANIFEST_FILE).unlink()
+    check_replaceable(saved)  # as a writer leaves it that was interrupted
+    for other in (tmp_path, shards.directory):
+        with pytest.raises(ConfigError, match="holds something else than a predictor"):
+            check_replaceable(other)
