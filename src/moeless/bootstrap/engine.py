@@ -116,6 +116,10 @@ def start_engine(
     Raises:
         MoelessError: Something is wrong with the model, the options or the machine.
     """
+    if config.model != DEMO_MODEL:
+        from moeless.engines.transformers.resolve import check_model_name
+
+        check_model_name(config.model)  # a typo is told before libraries have been loaded
     prepare_process(experts)
     import torch
 

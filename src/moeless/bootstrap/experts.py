@@ -207,14 +207,14 @@ def check_experts_config(config: ExpertsConfig) -> None:
             too many devices, or a file for events that cannot be written.
         CheckpointError: A damaged predictor.
     """
-    check_policy_config(config.policy)
-    check_predictor(config.policy)
     if config.events is not None:
         JsonlSink(config.events).close()
     if config.pool is not None:
         find_directory(config.pool)
     else:
         check_devices(config)
+    check_predictor(config.policy)
+    check_policy_config(config.policy)  # last: the first time it compiles loops for some seconds
 
 
 def _dispatcher(

@@ -12,7 +12,7 @@ from moeless.config import EngineConfig, ExpertsConfig
 from moeless.core.garbage import exempt_what_stays
 from moeless.errors import MoelessError
 from moeless.server.app import create_app
-from moeless.server.run import ServerAddress, run_server
+from moeless.server.run import ServerAddress, bind, run_server
 from moeless.server.settings import ServerSettings
 from moeless.server.state import ServerState
 from moeless.telemetry.engine_metrics import EngineMetrics
@@ -68,6 +68,7 @@ def serve_model(
     writer: LedgerWriter | None = None
     registry = CollectorRegistry()
     try:
+        bind(config.host, config.port).close()  # a port in use is told before a model is loaded
         tracing = None if config.trace is None else Tracing(config.trace)
         running = start_engine(
             engine, experts, progress=progress, metrics=EngineMetrics(registry), tracing=tracing

@@ -1,5 +1,9 @@
 """Odd values of options are refused in one line before anything heavy is loaded."""
 
+import socket
+import subprocess
+import sys
+
 import pytest
 
 from moeless.cli.main import run
@@ -63,3 +67,25 @@ def test_an_empty_size_is_not_taken_for_none(refused, command):
 )
 def test_what_is_no_number_is_refused_by_the_name_of_its_option(refused, command, value):
     assert command[-1] in refused(*command, value)
+
+
+@pytest.mark.parametrize("model", ["/no/such/model", "typo", "", __file__])
+def test_a_model_that_cannot_be_one_is_told_before_libraries_are_loaded(model):
+    script = (
+        "import sys\nfrom moeless.cli.main import run\n"
+        f"code = run(['generate', {model!r}, 'hello', '--policy', 'magic'])\n"
+        "assert not {'torch', 'numba', 'transformers'} & set(sys.modules)\nsys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "is not a directory" in line or "is a file" in line
+
+
+def test_a_port_in_use_is_told_before_the_model_is_looked_for(refused):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        line = refused("serve", "/no/such/model", "--port", str(port))
+    assert f"port {port} is in use" in line

@@ -32,16 +32,27 @@ def resolve_model(name: str, *, local_files_only: bool = False) -> Path:
         CheckpointError: No such directory; a hub id that is neither cached nor reachable, or is
             unknown or gated.
     """
+    check_model_name(name)
     path = Path(name).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
+    return path if path.is_dir() else _download(name, local_files_only=local_files_only)
+
+
+def check_model_name(name: str) -> None:
+    """Refuse what can be neither a directory nor a hub id, without a look at the hub.
+
+    Raises:
+        CheckpointError: No such directory, or a file.
+    """
+    path = Path(name).expanduser()
+    if name and path.is_dir():
+        return
+    if name and path.exists():
         raise CheckpointError(f"{name} is a file; give the directory that holds config.json")
     if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
         raise CheckpointError(
-            f"{name} is not a directory; give a model directory or a hub id such as OWNER/NAME"
+            f"{name or repr(name)} is not a directory; give a model directory or a hub id such as "
+            f"OWNER/NAME"
         )
-    return _download(name, local_files_only=local_files_only)
 
 
 def _download(name: str, *, local_files_only: bool) -> Path:
