@@ -11,10 +11,11 @@ from importlib import resources
 from typing import Any
 
 import click
+from click.exceptions import Exit
 from rich.console import Console
 
 from moeless.cli.experts_table import print_experts
-from moeless.errors import EngineError
+from moeless.errors import ConfigError, EngineError
 
 _READY = "serving "
 _STOP_TIMEOUT_S = 10.0
@@ -108,7 +109,10 @@ def _await_ready(server: subprocess.Popen[str]) -> str:
     for line in server.stdout:
         if _READY in line:
             return line.split(" on ", 1)[1].split(" ", 1)[0]
-    raise EngineError(f"the server ended with exit code {server.wait()} before it was ready")
+    code = server.wait()
+    if code == ConfigError.exit_code:
+        raise Exit(code)  # the server has said what is wrong
+    raise EngineError(f"the server ended with exit code {code} before it was ready")
 
 
 async def _ask_all(

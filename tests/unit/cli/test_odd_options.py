@@ -89,3 +89,9 @@ def test_a_port_in_use_is_told_before_the_model_is_looked_for(refused):
         port = taken.getsockname()[1]
         line = refused("serve", "/no/such/model", "--port", str(port))
     assert f"port {port} is in use" in line
+
+
+def test_the_demo_of_a_wrong_model_ends_as_its_server_does(capfd):
+    assert run(["demo", "--model", "/no/such/model"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "/no/such/model is not a directory" in line
