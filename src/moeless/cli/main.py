@@ -68,6 +68,16 @@ class _LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """All commands with their whole first sentence, where click would cut it off."""
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None:
+                rows.append((name, command.get_short_help_str(limit=200)))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
     def _contributed(self) -> dict[str, EntryPoint]:
         return {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
 

@@ -95,3 +95,10 @@ def test_the_demo_of_a_wrong_model_ends_as_its_server_does(capfd):
     assert run(["demo", "--model", "/no/such/model"]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert "/no/such/model is not a directory" in line
+
+
+def test_the_list_of_commands_has_whole_sentences(capsys):
+    assert run(["--help"]) == 0
+    commands = capsys.readouterr().out.partition("Commands:")[2]
+    assert "  serve " in commands
+    assert "..." not in commands
