@@ -32,6 +32,7 @@ class Demand:
     place: int
     """In the line of all demands."""
     layer: int
+    opened_s: float
     missing: set[FunctionId]
     failures: dict[FunctionId, dict[int, str]] = field(default_factory=dict)
     """Why loads failed, per device that tried."""
@@ -115,6 +116,7 @@ class DemandDesk:
         ticket: int,
         layer: int,
         experts: Sequence[int],
+        now_s: float,
     ) -> None:
         """Note a demand; an engine waits for one before it makes the next, so its older one ends.
 
@@ -124,6 +126,7 @@ class DemandDesk:
             ticket: The engine's own number for it.
             layer: Of the experts.
             experts: Which ones are needed.
+            now_s: The time.
         """
         older = model.demands.get(engine)
         if older is not None:
@@ -134,6 +137,7 @@ class DemandDesk:
             ticket=ticket,
             place=next(self._places),
             layer=layer,
+            opened_s=now_s,
             missing={f for f in functions if not model.board.warm_LED[layer, f.expert].any()},
         )
         self._waking.wake(model, engine=engine, layer=layer, num_experts=len(functions))
@@ -175,10 +179,14 @@ class DemandDesk:
         *,
         reason: str,
         elsewhere: bool,
+        began_s: float,
     ) -> None:
-        """A function's load has failed on a device; elsewhere it may go better, or not."""
+        """A function's load has failed on a device; elsewhere it may go better, or not.
+
+        What a load saw that began before a demand may have been mended since: it is repeated.
+        """
         for demand in model.demands.values():
-            if function in demand.missing:
+            if function in demand.missing and began_s >= demand.opened_s:
                 demand.failures.setdefault(function, {})[device] = reason
                 if not elsewhere:
                     demand.hopeless.add(function)

@@ -290,7 +290,9 @@ class Platform:
         """
         now_s = self.clock.now_s()
         self._news.demanded(model.spec.model_id, layer=layer, experts=experts, time_s=now_s)
-        self._desk.open(model, engine=engine, ticket=ticket, layer=layer, experts=experts)
+        self._desk.open(
+            model, engine=engine, ticket=ticket, layer=layer, experts=experts, now_s=now_s
+        )
         self.advance()
 
     @property
@@ -342,12 +344,14 @@ class Platform:
         """
         now_s = self.clock.now_s()
         self.orders.note_freed(self.pools[device].failed(function, now_s=now_s))
-        self.orders.end_load(function, device)
+        began_s = self.orders.end_load(function, device)
         model = self.models[function.model]
         model.failed_loads[device] += 1
         model.unsettle(function.layer)
         self._retries.note_failure(function, device, now_s=now_s)
-        self._desk.note_failed(model, function, device, reason=reason, elsewhere=elsewhere)
+        self._desk.note_failed(
+            model, function, device, reason=reason, elsewhere=elsewhere, began_s=began_s
+        )
         self._news.ended(LoadFailed, function, device, time_s=now_s, reason=reason)
         self.advance()
 

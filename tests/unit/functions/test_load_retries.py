@@ -95,6 +95,20 @@ def test_tokens_that_wait_do_not_wait_for_the_time_to_try_again():
     assert len(parts.host.loads) == 2
 
 
+def test_a_failure_that_began_before_tokens_waited_is_not_their_end():
+    parts = Parts()
+    parts.plan()
+    parts.clock.advance(0.1)
+    parts.platform.demand(parts.model, ticket=1, layer=0, experts=[0])
+    assert len(parts.host.loads) == 1, "the load under way is waited for"
+    parts.platform.failed(0, parts.function, reason="the shard was damaged a moment ago")
+    assert parts.platform.finished() == []
+    assert len(parts.host.loads) == 2
+    parts.platform.failed(0, parts.function, reason="the shard is damaged")
+    (result,) = parts.platform.finished()
+    assert result.error == "layer 0, expert 0: the shard is damaged"
+
+
 def test_tokens_that_wait_for_a_model_that_no_device_can_serve_are_told_why():
     parts = Parts()
     parts.platform.bar(parts.model, 0, reason="its files are gone")
