@@ -134,6 +134,15 @@ def test_one_engine_that_ends_takes_no_plan_with_it(first, join, tokens_of, expe
     assert tokens_of(first.model) == expected
 
 
+def test_an_engine_that_leaves_twice_closes_no_descriptor_of_others(join):
+    second = join()
+    second.close()
+    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(64)]
+    second.close()
+    for descriptor in others:
+        os.close(descriptor)  # fails if somebody has closed it
+
+
 def test_what_an_engine_used_stays_on_the_bill_when_it_is_gone(first, join, tokens_of):
     second = join()
     tokens_of(second.model)

@@ -79,6 +79,7 @@ class SupervisorClient:
         self._function_bytes = int(message["function_bytes"])
         self._wants_loads = bool(message["wants_loads"])
         self._load_bell = fds[3]
+        self._closed = False
         self._board = Board(
             shared_memory.attach(fds[0], write=False),
             shared_memory.attach(fds[1]),
@@ -174,7 +175,10 @@ class SupervisorClient:
             return self._reports.pop()
 
     def close(self) -> None:
-        """Leave the platform."""
+        """Leave the platform; once more does nothing: others may have the descriptors by then."""
+        if self._closed:
+            return
+        self._closed = True
         self._connection.close()
         close_all([self._load_bell, *self.request_bells, *self.answer_bells])
 
