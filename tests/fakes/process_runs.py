@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fakes.look_recorder import LookRecorder
+from fakes.watched_planner import WatchedPlanner
 from moeless.bootstrap.control import build_policies, serving_cost
 from moeless.bootstrap.experts import start_experts
 from moeless.config import ExpertsConfig, PolicyConfig
@@ -44,20 +45,8 @@ class WatchedSplitter:
         return share_ED
 
 
-class WatchedPlanner:
-    """A planner whose every plan is written down."""
-
-    def __init__(self, planner):
-        self._planner = planner
-        self.plans = []
-        for name in ("observe", "search_due", "begin_search", "stands"):
-            if hasattr(planner, name):
-                setattr(self, name, getattr(planner, name))
-
-    def plan(self, request):
-        plan = self._planner.plan(request)
-        self.plans.append((plan.step, plan.layer, devices_of_experts(plan.replicas_ED)))
-        return plan
+def _where(_request, plan):
+    return plan.step, plan.layer, devices_of_experts(plan.replicas_ED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +146,10 @@ def simulate(trace, forecast, run):
     cost = serving_cost(run.spec.expert, ["cpu"] * DEVICES)
     clock = SimulatedClock()
     policies = build_policies(policy_config(run.name), cost=cost, clock=clock)
-    planner, splitter = WatchedPlanner(policies.planner), WatchedSplitter(policies.splitter)
+    planner, splitter = (
+        WatchedPlanner(policies.planner, _where),
+        WatchedSplitter(policies.splitter),
+    )
     parts = vars(policies) | {"planner": planner, "splitter": splitter}
     expert = run.spec.expert
     replay_policy(
@@ -176,4 +168,4 @@ def simulate(trace, forecast, run):
             times=RecordedTimes.of(run.events, run.looks),
         ),
     )
-    return planner.plans, splitter.shares
+    return planner.noted, splitter.shares

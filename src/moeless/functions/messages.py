@@ -63,7 +63,7 @@ def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
 
 
 def close_all(fds: Iterable[int]) -> None:
-    """Close descriptors; those already closed do not matter."""
+    """Close descriptors that nobody has closed: such a number may be another's by now."""
     for fd in fds:
         with contextlib.suppress(OSError):
             os.close(fd)

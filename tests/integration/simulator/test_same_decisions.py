@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fakes.replays import COST, EXPERT, make_trace
+from fakes.watched_planner import WatchedPlanner
 from moeless.bootstrap.policies import PolicyOptions, build_policy_set
 from moeless.control.controller import Controller, ControllerConfig
 from moeless.core.clock import ManualClock
@@ -25,30 +26,16 @@ STEPS, LAYERS, EXPERTS, DEVICES, TOP_K = 50, 3, 6, 3, 2
 DEVICE_BYTES = 8 * LAYERS * EXPERT.num_bytes
 
 
-class Watched:
-    """A planner whose every question and answer is written down."""
-
-    def __init__(self, planner):
-        self._planner = planner
-        self.decisions = []
-        for name in ("observe", "search_due", "begin_search", "stands"):
-            if hasattr(planner, name):
-                setattr(self, name, getattr(planner, name))
-
-    def plan(self, request):
-        plan = self._planner.plan(request)
-        self.decisions.append(
-            (
-                request.step,
-                request.layer,
-                request.load_E.tolist(),
-                request.previous_ED.tolist(),
-                request.alive_ED.tolist(),
-                request.capacity_D.tolist(),
-                plan.replicas_ED.tolist(),
-            )
-        )
-        return plan
+def question_and_answer(request, plan):
+    return (
+        request.step,
+        request.layer,
+        request.load_E.tolist(),
+        request.previous_ED.tolist(),
+        request.alive_ED.tolist(),
+        request.capacity_D.tolist(),
+        plan.replicas_ED.tolist(),
+    )
 
 
 class InstantHost:
@@ -172,7 +159,7 @@ def build(name):
         options=PolicyOptions(memory_factor=1.7),
         clock=ManualClock(),
     )
-    watched = Watched(policies.planner)
+    watched = WatchedPlanner(policies.planner, question_and_answer)
     return watched, type(policies)(**(vars(policies) | {"planner": watched}))
 
 
@@ -199,7 +186,7 @@ def serve(name, ids, loads_SLE):
             ids_TK = torch.from_numpy(ids[step][layer])
             x_TH = torch.zeros(len(ids_TK), EXPERT.hidden)
             dispatcher(layer, x_TH, ids_TK, torch.ones(ids_TK.shape))
-    return watched.decisions, np.array(invoker.tokens).reshape(STEPS, LAYERS, DEVICES)
+    return watched.noted, np.array(invoker.tokens).reshape(STEPS, LAYERS, DEVICES)
 
 
 def simulate(name, loads_SLE):
@@ -222,7 +209,7 @@ def simulate(name, loads_SLE):
             search_s=0.0,
         ),
     )
-    return watched.decisions, recording.device_tokens_SLD
+    return watched.noted, recording.device_tokens_SLD
 
 
 @pytest.mark.parametrize("name", ["paper", "moeless"])

@@ -1,9 +1,9 @@
 """One expert's forward pass, with its weights laid out once after an instance is loaded.
 
 On a CPU large experts get oneDNN's own weight layout; until there is time for that they are
-computed with as they were read. Small ones stay as they are, side by side in
-their layer's stack, because there the call itself costs more than the arithmetic: many of them can
-run in one call (``padded``). Both layouts give the same result up to rounding.
+computed with as they were read. Small ones stay as they are, side by side in their layer's stack,
+because there the call itself costs more than the arithmetic: many of them can run in one call
+(``padded``). All layouts give the same result up to rounding.
 """
 
 import math
@@ -178,7 +178,7 @@ def is_packed(shape: ExpertShape, device: str) -> bool:
     """Whether an expert's weights get oneDNN's own layout."""
     if device != "cpu" or is_stacked(shape, device):
         return False
-    return _is_packed(2 * shape.intermediate * shape.hidden, getattr(torch, shape.dtype))
+    return _packing_pays(2 * shape.intermediate * shape.hidden, getattr(torch, shape.dtype))
 
 
 def keeps_weights(shape: ExpertShape, device: str) -> bool:
@@ -186,7 +186,7 @@ def keeps_weights(shape: ExpertShape, device: str) -> bool:
     return device == "cpu" and not is_stacked(shape, device) and not is_packed(shape, device)
 
 
-def _is_packed(num_elements: int, dtype: torch.dtype) -> bool:
+def _packing_pays(num_elements: int, dtype: torch.dtype) -> bool:
     return num_elements >= _PACK_FROM and onednn_works(dtype)
 
 
@@ -224,7 +224,7 @@ def build_kernel(weights: ExpertWeights, device: str, *, as_read: bool = False) 
         gate_up_bias = torch.cat([weights.gate_bias, weights.up_bias]).to(device)
     if weights.down_bias is not None:
         down_bias = weights.down_bias.to(device)
-    packs = device == "cpu" and _is_packed(gate_up.numel(), gate_up.dtype)
+    packs = device == "cpu" and _packing_pays(gate_up.numel(), gate_up.dtype)
     layout = (unpacked_linear if as_read else packed_linear) if packs else plain_linear
     first, first_bytes = layout(gate_up, gate_up_bias)
     second, second_bytes = layout(down, down_bias)
