@@ -161,7 +161,8 @@ class Platform:
         """An engine is gone, and with it what it demanded; others of its model go on.
 
         After the last one the model's instances stay until their keep-alive ends or somebody else
-        needs the room.
+        needs the room. The caller goes on with ``advance``: what the engine waited for stands in
+        nobody's way now, and what has to leave its device is asked for elsewhere anew.
         """
         self._desk.drop(model, engine)
         model.leave(engine)

@@ -271,6 +271,7 @@ class PlatformMachine(RuleBasedStateMachine):
         self.open.clear()
         self.note()
         assert not self.board.planned_LED.any()
+        self.platform.advance()
         for engine in (0, 1):
             self.join(engine)
 

@@ -7,6 +7,7 @@ from moeless.core.clock import ManualClock
 from moeless.core.model import ExpertShape, ModelSpec
 from moeless.core.plan import Plan
 from moeless.functions.board import Board
+from moeless.functions.lifecycle import State
 from moeless.functions.platform import Platform
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
 from moeless.telemetry.memory import MemorySink
@@ -113,6 +114,20 @@ def test_what_was_loaded_so_that_others_can_leave_is_not_released_again(budget):
     assert parts.held(0) == budget // BYTES
     assert len(loads) == len(set(loads)) == LAYERS * EXPERTS - budget // BYTES
     assert parts.board.warm_LED.any(axis=2).all()
+
+
+def test_last_copies_are_loaded_elsewhere_though_the_last_engine_leaves_meanwhile():
+    parts = Parts()
+    parts.platform.set_budget(0, 0)
+    parts.platform.leave(parts.model, 0)
+    parts.platform.advance()
+    pool = parts.platform.pools[1]
+    for layer in range(LAYERS):
+        for expert in range(EXPERTS):
+            function = parts.model.function(layer, expert)
+            assert pool.wants(function) or pool.state(function) is State.LOADING, function
+    parts.finish()
+    assert (parts.held(0), parts.held(1)) == (0, LAYERS * EXPERTS)
 
 
 def test_what_is_needed_soonest_is_loaded_elsewhere_first():
