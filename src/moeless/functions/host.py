@@ -125,6 +125,11 @@ class ExpertHost:
         spec = self._specs.get(function.model)
         return spec is not None and spec.expert.num_bytes >= _FETCHED_FROM_BYTES
 
+    def takes_pages(self, function: FunctionId) -> bool:
+        """Whether a load allocates blocks for the weights: small ones have their layer's stack."""
+        spec = self._specs.get(function.model)
+        return spec is not None and not is_stacked(spec.expert, self._device)
+
     def fetch(self, function: FunctionId) -> None:
         """A function will be loaded soon: have its bytes read into the system's memory."""
         store = self._stores.get(function.model)

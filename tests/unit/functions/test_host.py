@@ -484,3 +484,9 @@ def test_only_small_bfloat16_experts_on_a_cpu_have_the_compiled_activation():
     assert not is_compiled(activation="gelu")
     assert not is_compiled(hidden=4096, intermediate=14336)
     assert not is_compiled(device="cuda:0")
+
+
+def test_small_experts_take_no_pages_of_their_own():
+    for hidden, takes in ((64, False), (1024, True)):
+        host, _ = make_host(ExpertShape(hidden=hidden, intermediate=512), warm=())
+        assert host.takes_pages(FunctionId("m", 0, 0)) is takes

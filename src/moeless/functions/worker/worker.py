@@ -197,7 +197,8 @@ class Worker:
         function = FunctionId(*message["function"])
         try:
             self._fetcher.settle(function)
-            with weight_pages():
+            large = self._host.takes_pages(function)
+            with weight_pages() if large else contextlib.nullcontext():
                 self._host.load(function, digest=message.get("digest"))
         except MoelessError as error:
             # Damaged files are the same for all devices, memory is not.
