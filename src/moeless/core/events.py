@@ -184,7 +184,7 @@ class SupervisorWoken(Event):
         cause: ``loads`` for what an engine has to say of them, ``message`` for anything else that
             was sent, or ``tick``.
         step: The engine's iteration, from 1; 0 before the first.
-        layer: The MoE layer whose gate spoke last, -1 before the first.
+        layer: The MoE layer whose gate spoke last, -1 between steps.
         used: Layers of which it is known from now on when the engine last used their replicas,
             each as (layer, step): later steps of the layer are not known yet.
     """

@@ -54,8 +54,12 @@ class Activity:
 
     def is_busy(self, engine: int) -> bool:
         """Whether an engine has moved a moment ago."""
+        return self.still_s(engine) <= self._idle_s
+
+    def still_s(self, engine: int) -> float:
+        """For how long an engine has not moved, as far as that was noticed."""
         now_s = self._clock.now_s()
-        return now_s - self._look(engine, now_s).moved_s <= self._idle_s
+        return now_s - self._look(engine, now_s).moved_s
 
     def look(self, engine: int) -> None:
         """Notice whether an engine has moved; the oftener, the more exactly it is known when."""

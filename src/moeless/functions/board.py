@@ -117,7 +117,7 @@ class EngineBoard:
     step: NDArray[np.int64]
     """The engine's iteration, from 1."""
     layer: NDArray[np.int64]
-    """The MoE layer whose gate spoke last."""
+    """The MoE layer whose gate spoke last; -1 once the step has ended, and before the first."""
     forecast_LE: NDArray[np.float64]
     """Loads that the look-ahead predictor expects, tokens."""
     forecast_error_L: NDArray[np.float64]

@@ -1,11 +1,19 @@
 """The engine's view of the platform, wherever it runs."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from moeless.functions.board import Board
 
 Report = dict[str, Any]
 """Counters of the platform; see ``Supervisor._report`` for the fields."""
+
+
+def describe_wait(layer: int, experts: Sequence[int], timeout_s: float) -> str:
+    """What tokens have waited for in vain, for the error."""
+    names = ", ".join(map(str, experts))
+    what = f"expert {names} was" if len(experts) == 1 else f"experts {names} were"
+    return f"layer {layer}: {what} not loaded within {timeout_s:g} s"
 
 
 class PlatformClient(Protocol):

@@ -78,7 +78,7 @@ class DemandingModel(Protocol):
         ...
 
     def running_layers(self) -> Mapping[int, int]:
-        """The layer whose gate spoke last in each engine, by engine; -1 for none yet."""
+        """The layer whose gate spoke last in each engine, by engine; -1 between steps."""
         ...
 
 

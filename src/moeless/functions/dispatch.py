@@ -155,6 +155,22 @@ class ExpertDispatcher:
             self._step += 1
             self._board.step[0] = self._step
         self._last_layer = layer
+        try:
+            y_TH = self._run_layer(layer, x_TH, ids_TK, weights_TK)
+        except BaseException:
+            self._end_step()
+            raise
+        if layer == self._spec.num_layers - 1:
+            self._end_step()
+        return y_TH
+
+    def _end_step(self) -> None:
+        """Say that no layer runs: what runs is kept from other engines, and we may be idle now."""
+        self._board.layer[0] = -1
+
+    def _run_layer(
+        self, layer: int, x_TH: torch.Tensor, ids_TK: torch.Tensor, weights_TK: torch.Tensor
+    ) -> torch.Tensor:
         if len(x_TH) == 0:
             return torch.zeros_like(x_TH)
         began_s = time.perf_counter()

@@ -16,7 +16,7 @@ from moeless.core.model import FunctionId, ModelSpec
 from moeless.core.ports import Clock, EventSink, KeepAlive
 from moeless.errors import FunctionError, UnavailableError
 from moeless.functions.board import Board
-from moeless.functions.client import Report
+from moeless.functions.client import Report, describe_wait
 from moeless.functions.load_intake import LoadConsumer, LoadIntake
 from moeless.functions.model_placement import ModelPlacement
 from moeless.functions.order_queue import IdleHost, OrderQueue
@@ -118,6 +118,7 @@ class LocalClient:
         self._tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
         self._tickets = itertools.count(1)
         self._demanded: dict[int, str | None] = {}
+        self._waits_for: tuple[int, list[int]] = (0, [])
         self._changed = threading.Condition()
         self._closed = False
         self._failure: str | None = None
@@ -166,6 +167,7 @@ class LocalClient:
     def demand(self, *, layer: int, experts: list[int]) -> int:
         """Ask for experts without a warm replica; returns a ticket at once."""
         ticket = next(self._tickets)
+        self._waits_for = layer, experts
         self._tasks.put(
             lambda p: p.demand(self._model, ticket=ticket, layer=layer, experts=experts)
         )
@@ -185,7 +187,7 @@ class LocalClient:
             if self._failure:
                 raise FunctionError(self._failure)
             if ticket not in self._demanded:
-                raise UnavailableError(f"an expert was not loaded within {timeout_s:g} s")
+                raise UnavailableError(describe_wait(*self._waits_for, timeout_s))
             error = self._demanded.pop(ticket)
         if error is not None:
             raise UnavailableError(error)

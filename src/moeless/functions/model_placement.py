@@ -191,7 +191,7 @@ class ModelPlacement:
         np.maximum(self.earlier_used_ns_LED, board.used_ns_LED, out=self.earlier_used_ns_LED)
 
     def running_layers(self) -> dict[int, int]:
-        """The layer whose gate spoke last in each engine, by engine; -1 for none yet."""
+        """The layer whose gate spoke last in each engine, by engine; -1 between steps."""
         return {engine: int(board.layer[0]) for engine, board in self.engines.items()}
 
     def is_running(self, layer: int) -> bool:

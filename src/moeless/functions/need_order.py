@@ -7,9 +7,14 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from moeless.core.model import FunctionId, ModelSpec
+from moeless.functions.activity import Activity
 from moeless.functions.board import ModelBoard
 from moeless.functions.lifecycle import Instance
 from moeless.functions.shares import Shares, Turn
+
+_STUCK_S = 10.0
+"""An engine that has been in one layer for so long, without waiting for loads, keeps nothing from
+those that wait: it may be stopped. One that is only slow has what it misses loaded again."""
 
 
 class RunningModel(Protocol):
@@ -17,9 +22,10 @@ class RunningModel(Protocol):
 
     spec: ModelSpec
     board: ModelBoard
+    activity: Activity
 
     def running_layers(self) -> Mapping[int, int]:
-        """The layer whose gate spoke last in each engine, by engine; -1 for none yet."""
+        """The layer whose gate spoke last in each engine, by engine; -1 between steps."""
         ...
 
     def is_running(self, layer: int) -> bool:
@@ -141,10 +147,12 @@ class NeedOrder:
     def _is_kept(self, victim: Instance, for_load: FunctionId) -> bool:
         """Whether an engine that computes the victim's layer keeps it from those who wait."""
         theirs = self._waiters.place_of_function(for_load)
-        running = self._models[victim.function.model].running_layers()
-        for engine, layer in running.items():
+        model = self._models[victim.function.model]
+        for engine, layer in model.running_layers().items():
             if layer == victim.function.layer:
                 place = self._waiters.place_of_engine(victim.function.model, engine)
-                if place is None or place <= theirs:
+                if place is None and model.activity.still_s(engine) < _STUCK_S:
+                    return True
+                if place is not None and place <= theirs:
                     return True
         return False

@@ -1,5 +1,7 @@
 """Several engines of one model on the same workers: shared instances, and nothing else."""
 
+import concurrent.futures
+import contextlib
 import json
 import os
 import signal
@@ -8,6 +10,7 @@ import sys
 import threading
 
 import pytest
+import torch
 
 from moeless.errors import FunctionError
 from moeless.functions.supervisor.client import SupervisorClient
@@ -167,24 +170,43 @@ def test_an_engine_that_looks_ahead_differently_is_refused(first, pool):
         )
 
 
-def test_demands_of_two_engines_are_answered_to_the_one_that_made_them(
-    serve, reference, tokens_of, expected
-):
-    # Room for one layer only: every step demands, and each engine's layers drive out the other's.
+@pytest.fixture(scope="module")
+def crowded(serve, reference):
+    """Two engines on devices that hold one layer between them: what one needs drives out the
+    other's."""
     first = serve(reference[0], slots=4, keep_alive_s=300.0)
     pool = first.runtime.supervisor.directory.path
-    second = serve(reference[0], policy="static", devices=None, pool=pool)
-    results = []
-    threads = [
-        threading.Thread(target=lambda s=served: results.append(tokens_of(s.model)))
-        for served in (first, second)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [expected, expected]
+    return first, serve(reference[0], policy="static", devices=None, pool=pool)
+
+
+def test_demands_of_two_engines_are_answered_to_the_one_that_made_them(
+    crowded, tokens_of, expected
+):
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        running = [threads.submit(tokens_of, served.model) for served in crowded]
+    # An engine that waited in vain says for what.
+    assert [generated.result() for generated in running] == [expected, expected]
     # Who waited for most of them depends on who came first.
-    assert sum(served.client.report()["blocking_loads"] for served in (first, second)) > 0
-    second.close()
-    first.close()
+    assert sum(served.client.report()["blocking_loads"] for served in crowded) > 0
+
+
+@pytest.mark.parametrize("ends", ["with its last layer", "in the middle"])
+def test_an_engine_that_rests_keeps_nothing_from_the_others(crowded, tokens_of, expected, ends):
+    resting, other = crowded
+    board = resting.client.board
+    if ends == "with its last layer":
+        layer = len(board.warm_LED) - 1
+    else:
+        layer = 1
+
+        def fail(at, _ids, _x):
+            if at == 2:
+                raise RuntimeError("no memory")
+
+        resting.runtime.dispatcher.observe_choices(fail)
+    many = torch.arange(3, 253)[None]  # tokens for all experts of a layer
+    with torch.inference_mode(), contextlib.suppress(RuntimeError):
+        resting.model(many)
+    resting.runtime.dispatcher.observe_choices(None)
+    assert board.warm_LED[layer].any(axis=1).all(), "its experts are all that there is room for"
+    assert tokens_of(other.model) == expected

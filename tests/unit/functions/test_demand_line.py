@@ -28,8 +28,9 @@ class Parts:
 
     def __init__(self, *, num_models):
         self.orders = []
+        self.clock = ManualClock(5.0)
         self.platform = Platform(
-            [50], clock=ManualClock(5.0), keep_alive=FixedKeepAlive(1e6), sink=MemorySink()
+            [50], clock=self.clock, keep_alive=FixedKeepAlive(1e6), sink=MemorySink()
         )
         self.platform.device_up(0, Host(self))
         self.models, self.boards = {}, {}
@@ -67,6 +68,11 @@ class Parts:
         self.platform.advance()
         self.settle()
 
+    def tick(self, seconds):
+        self.clock.advance(seconds)
+        self.platform.tick()
+        self.settle()
+
     def settle(self):
         while self.orders:
             self.orders.pop(0)()
@@ -88,6 +94,24 @@ def test_two_that_each_hold_a_part_of_what_they_need_do_not_wait_for_each_other(
     assert parts.ended() == [(1, 7, None)], "the older one is served"
     parts.go_on(1)
     assert parts.ended() == [(2, 7, None)], "then the younger one"
+
+
+@pytest.mark.parametrize("num_models", [1, 2])
+@pytest.mark.parametrize("ends", [True, False], ids=["rests", "is stopped"])
+def test_an_engine_that_computes_keeps_its_layer_one_that_rests_or_is_stopped_does_not(
+    num_models, ends
+):
+    parts = Parts(num_models=num_models)
+    parts.begin(1, 1, [0, 1, 2, 3])
+    assert parts.ended() == [(1, 7, None)]
+    parts.begin(2, 0, [0, 1, 2, 3])
+    parts.tick(1.0)
+    assert parts.ended() == [], "the first one computes"
+    if ends:
+        parts.boards[1].layer[0] = -1
+    for _ in range(1 if ends else 12):
+        parts.tick(1.0)
+    assert parts.ended() == [(2, 7, None)]
 
 
 @pytest.mark.parametrize("num_models", [1, 2])

@@ -315,8 +315,29 @@ def test_steps_count_iterations_whatever_layers_they_skip():
     for layer, step in [(0, 1), (1, 1), (0, 2), (0, 3), (1, 3), (1, 4)]:
         dispatcher(layer, *draw_tokens(3))
         assert client.board.step[0] == step
-        assert client.board.layer[0] == layer
         assert client.board.actual_step_L[layer] == step
+
+
+def test_the_board_shows_the_layer_that_runs_and_none_once_the_step_has_ended_or_failed():
+    dispatcher, client, invoker = make()
+    seen = []
+    begin = invoker.begin
+    invoker.begin = lambda layer, **work: (
+        seen.append(int(client.board.layer[0])),
+        begin(layer, **work),
+    )
+    for layer, afterwards in [(0, 0), (1, -1), (0, 0), (1, -1)]:
+        dispatcher(layer, *draw_tokens(3))
+        assert client.board.layer[0] == afterwards
+    assert seen == [0, 1, 0, 1]
+    dispatcher(0, *draw_tokens(3))
+    nothing = [rows[:0] for rows in draw_tokens(3)]
+    dispatcher(1, *nothing)
+    assert client.board.layer[0] == -1, "nor where its last layer has no tokens"
+    client.board.warm_LED[:], client.refusal = 0, "shard gone"
+    with pytest.raises(UnavailableError):
+        dispatcher(0, *draw_tokens(3))
+    assert client.board.layer[0] == -1
 
 
 def test_a_forecast_is_written_for_the_layer_it_is_for_and_judged_when_that_has_run():

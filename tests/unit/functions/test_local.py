@@ -178,10 +178,12 @@ def test_too_small_devices_are_refused_with_the_least_that_works(start):
         start(slots=1)
 
 
-def test_a_wait_that_takes_too_long_ends(start):
+def test_a_wait_that_takes_too_long_ends_and_says_for_what(start):
     client, _, _ = start()
-    with pytest.raises(UnavailableError, match="was not loaded within 0"):
-        client.await_demand(99, timeout_s=0.0)
+    for experts, text in [([1], "expert 1 was"), ([0, 1], "experts 0, 1 were")]:
+        client.demand(layer=0, experts=experts)
+        with pytest.raises(UnavailableError, match=f"layer 0: {text} not loaded within 0 s"):
+            client.await_demand(99, timeout_s=0.0)
 
 
 def test_devices_of_this_process_cannot_be_replaced(start):

@@ -23,7 +23,7 @@ class Position:
 
     Args:
         step: Its iteration, from 1; 0 before the first.
-        layer: The layer whose gate spoke last, -1 before the first.
+        layer: The layer whose gate spoke last, -1 between steps.
         used: Layers whose times of use have become visible, each with the step of the newest.
     """
 

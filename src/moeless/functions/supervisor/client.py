@@ -13,7 +13,7 @@ from moeless.errors import FunctionError, UnavailableError
 from moeless.functions import shared_memory
 from moeless.functions.board import Board
 from moeless.functions.channel import ChannelShape, Mailbox, ring
-from moeless.functions.client import Report
+from moeless.functions.client import Report, describe_wait
 from moeless.functions.messages import Message, close_all, receive, send
 from moeless.functions.supervisor.config import WorkerConfig
 from moeless.functions.wire import layout_to_json, spec_to_json
@@ -52,6 +52,7 @@ class SupervisorClient:
         self._lock = threading.Lock()
         self._tickets = itertools.count(1)
         self._demanded: dict[int, str | None] = {}
+        self._waits_for: tuple[int, list[int]] = (0, [])
         self._reports: list[Report] = []
         send(
             self._connection,
@@ -120,6 +121,7 @@ class SupervisorClient:
     def demand(self, *, layer: int, experts: list[int]) -> int:
         """Ask for experts without a warm replica; returns a ticket at once."""
         ticket = next(self._tickets)
+        self._waits_for = layer, experts
         self._send({"op": "demand", "ticket": ticket, "layer": layer, "experts": experts})
         return ticket
 
@@ -138,7 +140,7 @@ class SupervisorClient:
                 self._receive_one(0.02)
             time.sleep(0)  # let a report have its turn
             if time.monotonic() > deadline_s:
-                raise UnavailableError(f"an expert was not loaded within {timeout_s:g} s")
+                raise UnavailableError(describe_wait(*self._waits_for, timeout_s))
         if error is not None:
             raise UnavailableError(error)
 
