@@ -73,6 +73,7 @@ class Departures:
     def retire_idle(self) -> None:
         """Evict what has been idle for longer than it is kept."""
         now_s = self._clock.now_s()
+        self._idle.look()
         for pool in self._pools:
             expired = self._idle.expired(pool, now_s=now_s)
             for instance in expired[: _room_to_drain(pool)]:

@@ -65,7 +65,7 @@ class Instance:
         num_bytes: Bytes it holds on the device while not cold.
         state: Where it is in its life.
         since_s: When it entered the state.
-        last_used_s: When it last finished an invocation (or became warm).
+        idle_since_s: From when on it has been idle: its last invocation, or when it became warm.
         blocking: A token waits, or waited, for its load.
     """
 
@@ -74,7 +74,7 @@ class Instance:
     num_bytes: int
     state: State = State.COLD
     since_s: float = 0.0
-    last_used_s: float = 0.0
+    idle_since_s: float = 0.0
     blocking: bool = False
 
     def take(self, step: Step, *, now_s: float) -> None:
@@ -90,6 +90,6 @@ class Instance:
                 f"it cannot {step.value}"
             )
         if step in (Step.LOADED, Step.FINISH):
-            self.last_used_s = now_s
+            self.idle_since_s = now_s
         self.state = after
         self.since_s = now_s

@@ -242,7 +242,7 @@ class DevicePool:
         return self._drop(function, Step.EVICTED, now_s=now_s)
 
     def used(self, function: FunctionId, *, finished_s: float) -> None:
-        """An invocation began and finished on a warm instance."""
+        """An invocation began and finished on a warm instance; from then on it is idle."""
         instance = self._instances.get(function)
         if instance is not None and instance.state is State.WARM:
             instance.take(Step.BEGIN, now_s=finished_s)
@@ -267,7 +267,7 @@ class DevicePool:
             instance
             for instance in self._instances.values()
             if instance.state is State.WARM
-            and (idle_s := now_s - instance.last_used_s) >= keep_s(instance.function, idle_s)
+            and (idle_s := now_s - instance.idle_since_s) >= keep_s(instance.function, idle_s)
         ]
 
     def _make_room(

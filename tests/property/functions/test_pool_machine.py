@@ -35,7 +35,7 @@ class Order:
         return 0
 
     def worth(self, instance):
-        return (-float(self.needed_in(instance.function)), instance.last_used_s)
+        return (-float(self.needed_in(instance.function)), instance.idle_since_s)
 
     def turn_of(self, victim, *, for_load, blocking, leaving):
         if victim.function in self.protected:

@@ -134,10 +134,10 @@ def test_noise_of_30_percent_around_equal_devices_never_changes_anything(seed, e
 def test_noise_of_30_percent_around_a_slow_device_does_not_move_what_is_in_force(seed, speed):
     chance, watch = np.random.default_rng(seed), Watch(2)
     noisy = lambda: [1.0, min(1.0, speed * chance.uniform(0.7, 1.3))]  # noqa: E731 - one line
-    for _ in range(400):
+    for _ in range(1600):  # what is hardly slow is believed late
         watch.hear(noisy(), seconds=LOOK_S)
     settled = watch.changes
-    assert settled <= 2
+    assert settled <= 3
     for _ in range(1200):
         watch.hear(noisy(), seconds=LOOK_S)
     assert watch.changes - settled <= 1

@@ -53,4 +53,4 @@ def test_only_becoming_warm_or_finishing_work_counts_as_use(step):
             instance = instance_in(state)
             instance.take(step, now_s=7.0)
             used = step in (Step.LOADED, Step.FINISH)
-            assert instance.last_used_s == (7.0 if used else 0.0)
+            assert instance.idle_since_s == (7.0 if used else 0.0)
