@@ -123,6 +123,7 @@ class TokenPath:
                     yield from self._run_layer(step, layer, count_LE[layer], expected_LE)
                 else:
                     self._note_warm(step, layer)
+            self.board.layer[0] = -1  # the step has ended
         recording.end_s = clock.time_s - self.start_s
 
     def _run_layer(
