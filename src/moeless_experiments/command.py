@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,7 +49,13 @@ def _list(context: click.Context, _option: click.Parameter, asked: bool) -> None
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
-    help="Threads of computations in this process; default: the cores.",
+    help="Threads of what is timed in this process; default: the cores.",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    help="Processes for independent cases, of one thread and up to 2 GB each; default: the cores. "
+    "What comes out does not depend on it.",
 )
 @click.option(
     "--list",
@@ -71,6 +78,7 @@ def reproduce(
     quick: bool,
     seed: int,
     threads: int | None,
+    processes: int | None,
     shards: Path | None,
 ) -> int:
     """Run figures and tables of the MoEless paper, and some of our own: fig07, table2, or all.
@@ -92,28 +100,21 @@ def reproduce(
     chosen = select(names)
     require_writable(out)
     require_matplotlib()
-    data = os.environ.get(DATA_DIR_VARIABLE)
+    data, cores = os.environ.get(DATA_DIR_VARIABLE), len(os.sched_getaffinity(0))
     context = Context(
         out=out,
         cache=cache_root() / "experiments",
         quick=quick,
         seed=seed,
-        threads=threads or len(os.sched_getaffinity(0)),
+        threads=threads or cores,
+        processes=processes or cores,
         shards=shards,
         data=Path(data) if data else None,
     )
-    undone, report = [], None
-    for name in chosen:
-        try:
-            _run(name, context)
-            # After each: whoever stops a long run half-way has a report of what is done.
-            report = write_report(out, tuple(MODULES))
-        except MoelessError as error:
-            if len(chosen) == 1:
-                raise
-            # What one figure lacks need not keep the others from being made.
-            undone.append(name)
-            click.echo(f"moeless: {name}: not done: {error}", err=True)
+    try:
+        undone, report = _run_all(chosen, context)
+    finally:
+        context.cases.close()
     if report is not None:
         click.echo(f"moeless: the report is {report}")
     if undone:
@@ -121,8 +122,27 @@ def reproduce(
     return 1 if undone else 0
 
 
+def _run_all(chosen: Sequence[str], context: Context) -> tuple[list[str], Path | None]:
+    """Run experiments; gives those that could not be done, and the report."""
+    undone, report = [], None
+    for name in chosen:
+        try:
+            _run(name, context)
+            # After each: whoever stops a long run half-way has a report of what is done.
+            report = write_report(context.out, tuple(MODULES))
+        except MoelessError as error:
+            if len(chosen) == 1:
+                raise
+            # What one figure lacks need not keep the others from being made.
+            undone.append(name)
+            click.echo(f"moeless: {name}: not done: {error}", err=True)
+    return undone, report
+
+
 def _run(name: str, context: Context) -> None:
     experiment, began_s = find(name), time.perf_counter()
+    if experiment.alone:
+        context.cases.close()
     with progress_bar(Console(stderr=True)) as tell:
         result = experiment.run(
             replace(context, progress=lambda what, *count: tell(f"{name}: {what}", *count))

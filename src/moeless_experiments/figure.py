@@ -125,9 +125,11 @@ class Experiment:
         title: What it shows.
         claim: What the paper claims with it; for our own, what is asked.
         run: Does it.
+        alone: Whether nothing else may run beside it, because clocks decide its numbers.
     """
 
     id: str
     title: str
     claim: str
     run: Callable[[Context], Result]
+    alone: bool = False

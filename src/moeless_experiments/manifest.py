@@ -60,6 +60,7 @@ def describe(
         "quick": context.quick,
         "seed": context.seed,
         "threads": context.threads,
+        "processes": context.processes,
         "config": dict(result.config),
         "commit": find_commit(Path(__file__)),
         "versions": find_versions(),

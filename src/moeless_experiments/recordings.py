@@ -4,6 +4,7 @@ Must not know what is learned from them.
 """
 
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ from moeless.learned.shards import MANIFEST_FILE, GateShards
 from moeless.workloads.prompts import ARENA_FILE
 from moeless_experiments.context import Context
 from moeless_experiments.demo_models import DEMO_MODELS, chosen_models
+from moeless_experiments.processes import Job
 
 PROMPT_SOURCES: Final = ("arena", "sharegpt")
 
@@ -64,6 +66,29 @@ def available_prompts(context: Context) -> tuple[str, ...]:
     return tuple(found)
 
 
+def record_all(context: Context, wanted: Iterable[tuple[str, str]]) -> None:
+    """Make the recordings that are not there yet, several at a time.
+
+    Args:
+        context: Says where recordings are.
+        wanted: Demo model and prompts of each.
+
+    Raises:
+        MoelessError: One cannot be made.
+        KeyboardInterrupt: Interrupted while recording; the next call continues.
+    """
+    if context.shards is not None:
+        return
+    missing = [pair for pair in dict.fromkeys(wanted) if not _is_complete(context, *pair)]
+    for model in dict.fromkeys(model for model, _ in missing):
+        _ensure_model(context, model)
+    jobs = [
+        Job(f"{model}, {prompts}", (context.settled(), model, prompts))
+        for model, prompts in missing
+    ]
+    context.compute("recording", _record, jobs)
+
+
 def open_recording(context: Context, model: str, prompts: str) -> GateShards:
     """Gate inputs of a demo model on prompts.
 
@@ -82,27 +107,40 @@ def open_recording(context: Context, model: str, prompts: str) -> GateShards:
 def _open(context: Context, model: str, prompts: str) -> GateShards:
     if context.shards is not None:
         return GateShards(context.shards / f"{model}_{prompts}")
-    variant, tokens = DEMO_MODELS[model], tokens_of(context)
-    directory = context.cache / f"{variant.name}-{prompts}-{tokens}"
-    if not (_is_recording(directory) and GateShards(directory).manifest.complete):
-        _record(context, model, prompts, directory)
-    return GateShards(directory)
+    record_all(context, [(model, prompts)])
+    return GateShards(_directory(context, model, prompts))
+
+
+def _directory(context: Context, model: str, prompts: str) -> Path:
+    return context.cache / f"{DEMO_MODELS[model].name}-{prompts}-{tokens_of(context)}"
+
+
+def _is_complete(context: Context, model: str, prompts: str) -> bool:
+    directory = _directory(context, model, prompts)
+    return _is_recording(directory) and GateShards(directory).manifest.complete
 
 
 def _is_recording(directory: Path) -> bool:
     return (directory / MANIFEST_FILE).is_file()
 
 
-def _record(context: Context, model: str, prompts: str, directory: Path) -> None:
-    from moeless.bootstrap.record import RecordReport, record_routing
-    from moeless.bootstrap.record_config import RecordConfig
+def _ensure_model(context: Context, model: str) -> Path:
     from moeless.engines.demo import ensure_demo_model
 
-    tokens = tokens_of(context)
-    path = ensure_demo_model(
+    return ensure_demo_model(
         variant=DEMO_MODELS[model],
         progress=lambda stage, done, total: context.progress(f"{model}: {stage}", done, total),
     )
+
+
+def _record(job: tuple[Context, str, str]) -> None:
+    from moeless.bootstrap.record import RecordReport, record_routing
+    from moeless.bootstrap.record_config import RecordConfig
+
+    context, model, prompts = job
+    tokens = tokens_of(context)
+    directory = _directory(context, model, prompts)
+    path = _ensure_model(context, model)
 
     def tell(report: RecordReport) -> None:
         if report.gate_inputs is not None:
@@ -116,7 +154,7 @@ def _record(context: Context, model: str, prompts: str, directory: Path) -> None
             max_batch_size=_BATCH,
             max_waiting=2 * _BATCH,
             max_model_len=_MAX_MODEL_LEN,
-            threads=context.threads,
+            threads=1,  # as many as a case has, so that no sum depends on the machine's cores
         ),
         ExpertsConfig(
             devices=parse_devices("cpu:1"),

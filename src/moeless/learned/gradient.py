@@ -9,6 +9,7 @@ from torch import Tensor
 
 from moeless.learned.gate_predictor import Gate
 from moeless.learned.mlp import Mlp
+from moeless.learned.narrow_gate import is_bfloat16_fast
 from moeless.learned.soft_targets import RoutingLoss
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -44,6 +45,7 @@ def descend(
     judge: Callable[[Any], float],
     options: DescentOptions,
     enough: float = 1.0,
+    narrow: bool = False,
 ) -> tuple[Any, int]:
     """Fit all tensors of a model but the correction bias.
 
@@ -55,6 +57,8 @@ def descend(
         judge: Accuracy of a model on other tokens; the best model so judged is kept.
         options: How.
         enough: Accuracy at which it ends.
+        narrow: Whether products may be taken in bfloat16 where that is fast, which leaves the
+            model's tensors, their sums and their steps in float32.
 
     Returns:
         The best model and the passes made; the model as it was if none was better.
@@ -65,7 +69,12 @@ def descend(
     )
     parameters = [fitted.tensors[name].requires_grad_() for name in names]
     optimizer = torch.optim.Adam(
-        [{"params": [part], "lr": options.rate * _size(part, parameters)} for part in parameters]
+        [{"params": [part], "lr": options.rate * _size(part, parameters)} for part in parameters],
+        fused=narrow,
+    )
+    device = inputs_TH.device.type
+    mixed = torch.autocast(
+        device, torch.bfloat16, enabled=narrow and is_bfloat16_fast(device), cache_enabled=False
     )
     steps = options.epochs * -(-len(inputs_TH) // options.minibatch)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
@@ -75,7 +84,9 @@ def descend(
         order = torch.randperm(len(inputs_TH), generator=generator)
         for rows in torch.split(order, options.minibatch):
             optimizer.zero_grad()
-            torch.autograd.backward(loss(fitted.logits(inputs_TH[rows]), target_TE[rows]))
+            with mixed:
+                logits_TE = fitted.logits(inputs_TH[rows])
+            torch.autograd.backward(loss(logits_TE.float(), target_TE[rows]))
             optimizer.step()
             schedule.step()
         epoch += 1
@@ -154,6 +165,7 @@ def train_mlp(
         loss=torch.nn.functional.binary_cross_entropy_with_logits,
         judge=judge,
         options=options,
+        narrow=True,  # its products are what takes long, unlike those of a gate
     )
 
 

@@ -114,6 +114,7 @@ class Trainer:
             at_once=layers_at_once(options, manifest.hidden),
         )
         self._judge, self._final_judge = judge_of(self._validation), judge_of(self._held_out)
+        self._copied: dict[int, tuple[float, float]] = {}
 
     def train(self, on_progress: Progress = lambda *_: None) -> Training:
         """Train.
@@ -124,10 +125,40 @@ class Trainer:
         Raises:
             TraceError: A shard is damaged.
         """
+        options = self._options
         with training_threads(self._shards.manifest.hidden):
-            wanted = self._select(on_progress)
+            wanted = {
+                ahead: score
+                for ahead, (accuracy, score) in self._ask_copied(on_progress).items()
+                if options.all_layers or accuracy < options.threshold
+            }
             fitted = self._fit_layers(wanted, on_progress)
             return self._report(fitted, on_progress)
+
+    def limit(self, whole: Training, threshold: float) -> Training:
+        """What training only layers below a threshold gives, without doing it.
+
+        Layers are fitted each for itself, in closed form: so those below are the same.
+
+        Args:
+            whole: What this trainer made of all layers, by the method ``ridge``.
+            threshold: Load accuracy of the copied gate from which it is kept.
+
+        Raises:
+            ValueError: The method is another one: how long gradients descend depends on the
+                threshold.
+            TraceError: A shard is damaged.
+        """
+        if self._options.method != "ridge" or not self._options.all_layers:
+            raise ValueError("only re-fitted gates of all layers can be limited")
+        gates, models = self._shards.gates, list(whole.predictor.models)
+        spreads, reports = list(whole.predictor.spreads), list(whole.layers)
+        with training_threads(self._shards.manifest.hidden):
+            for n, (ahead, (accuracy, _)) in enumerate(self._ask_copied().items()):
+                if accuracy >= threshold:
+                    models[n], spreads[n] = gates[ahead], 0.0
+                    reports[n] = self._report_layer(ahead, Fitted(model=gates[ahead]))
+        return self._training(models, spreads, reports)
 
     def _divide(self) -> None:
         options, shards = self._options, self._shards
@@ -176,22 +207,24 @@ class Trainer:
             f"needed; record about {enough:,} tokens"
         )
 
-    def _select(self, on_progress: Progress) -> dict[int, float]:
-        """Layers to train, with the score that the copied gate has."""
-        options, wanted = self._options, {}
+    def _ask_copied(
+        self, on_progress: Progress = lambda *_: None
+    ) -> dict[int, tuple[float, float]]:
+        """Accuracy and score of each layer's copied gate, asked once."""
+        if self._copied:
+            return self._copied
         for done, ahead in enumerate(self._ahead):
             on_progress("copied gates", done + 1, len(self._ahead))
             accuracy = score = 0.0
-            if options.reads == "gate_input":
+            if self._options.reads == "gate_input":
                 tokens = self._gather(self._validation, ahead)
                 gate = self._shards.gates[ahead]
                 share_TE = _shares(gate, 0.0, tokens)
                 true_TE = one_hot(tokens.ids_TK, gate.weight.shape[0])
                 accuracy = self._judge.accuracy(share_TE, true_TE)
                 score = self._judge.score(share_TE, true_TE)
-            if options.all_layers or accuracy < options.threshold:
-                wanted[ahead] = score
-        return wanted
+            self._copied[ahead] = accuracy, score
+        return self._copied
 
     def _fit_layers(self, wanted: dict[int, float], on_progress: Progress) -> dict[int, Fitted]:
         fitted: dict[int, Fitted] = {}
@@ -248,6 +281,11 @@ class Trainer:
             models.append(found.model)
             spreads.append(found.spread)
             reports.append(self._report_layer(ahead, found))
+        return self._training(models, spreads, reports)
+
+    def _training(
+        self, models: list[LayerModel], spreads: list[float], reports: list[LayerReport]
+    ) -> Training:
         options = self._options
         predictor = TrainedPredictor(
             models,

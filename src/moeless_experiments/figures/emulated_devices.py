@@ -117,4 +117,5 @@ EXPERIMENT = Experiment(
         "when the shares of eight devices are really computed, and does the simulator foretell it?"
     ),
     run=run,
+    alone=True,
 )

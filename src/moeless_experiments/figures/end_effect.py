@@ -14,9 +14,9 @@ from moeless_experiments.studies.forecast_replays import (
     DEVICES,
     Asked,
     Setting,
-    make_trace,
     replay,
 )
+from moeless_experiments.studies.forecast_traces import Forecast, make_traces
 from moeless_experiments.studies.predictor_bench import DECODING, SMALL_BATCHES, View
 from moeless_experiments.studies.predictor_kinds import COPIED, RIDGE
 from moeless_experiments.summary import spread
@@ -63,12 +63,20 @@ class _Row(NamedTuple):
 def run(context: Context) -> Result:
     """See ``EXPERIMENT``."""
     prompts = available_prompts(context)
-    rows = [
-        row
+    cases = [
+        ((model, prompts[0], prompts[-1]), case)
         for model in chosen_models(context)
         for case in _CASES[: 1 if context.quick else None]
-        for row in _replay_case(context, (model, prompts[0], prompts[-1]), *case)
     ]
+    make_traces(
+        context,
+        [
+            Forecast(*fitted, distance, name, view)
+            for fitted, (view, distance, _) in cases
+            for name in (RIDGE, COPIED)
+        ],
+    )
+    rows = [row for fitted, case in cases for row in _replay_case(context, fitted, *case)]
     excess = {name: _excess(rows, _DEFAULT, name) for name in (RIDGE, COPIED, _PREVIOUS)}
     paper = {name: _excess(rows, _PAPER, name) for name in (RIDGE, COPIED, _PREVIOUS)}
     return Result(
@@ -124,7 +132,9 @@ def run(context: Context) -> Result:
 def _replay_case(
     context: Context, case: tuple[str, str, str], view: View, distance: int, shape: str
 ) -> list[_Row]:
-    traces = {name: make_trace(context, case, distance, name, view) for name in (RIDGE, COPIED)}
+    forecasts = {name: Forecast(*case, distance, name, view) for name in (RIDGE, COPIED)}
+    made = make_traces(context, forecasts.values())
+    traces = {name: made[each] for name, each in forecasts.items()}
     asked = [(RIDGE, "recorded", traces[RIDGE]), (COPIED, "recorded", traces[COPIED])]
     asked += [(name, name, traces[RIDGE]) for name in (_EXACT, _PREVIOUS)]
     labels = {

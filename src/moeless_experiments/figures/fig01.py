@@ -15,6 +15,7 @@ from moeless_experiments.studies.replay_traces import (
     Workload,
     demo_workloads,
     open_trace,
+    prepare_traces,
     steps_of,
 )
 
@@ -42,6 +43,7 @@ def run(context: Context) -> Result:
         *demo_workloads(context, "arena"),
         *demo_workloads(context, "sharegpt"),
     )
+    prepare_traces(context, loads)
     shares = {load: _shares(open_trace(context, load).trace.loads_NLE) for load in loads}
     skews = {load: _skew(context, load, shares[load]) for load in loads}
     rows = tuple(

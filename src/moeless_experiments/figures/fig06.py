@@ -6,11 +6,17 @@ from typing import Any
 import numpy as np
 
 from moeless.bootstrap.predictor import profile
-from moeless_experiments.context import Context
+from moeless_experiments.context import Context, here
 from moeless_experiments.demo_models import chosen_models
 from moeless_experiments.figure import Experiment, Finding, Plot, Result, Table, Verdict
 from moeless_experiments.plotting import grid, shades
-from moeless_experiments.recordings import available_prompts, open_recording, tokens_of
+from moeless_experiments.processes import Job
+from moeless_experiments.recordings import (
+    available_prompts,
+    open_recording,
+    record_all,
+    tokens_of,
+)
 
 _DISTANCES = (1, 2, 3, 4, 5)
 _SETTLED = 4
@@ -21,17 +27,14 @@ _COLUMNS = ("model", "prompts", "distance", "layer", "cosine", "load_accuracy", 
 
 def run(context: Context) -> Result:
     """See ``EXPERIMENT``."""
-    reports, rows = {}, []
-    for model in chosen_models(context):
-        for prompts in available_prompts(context):
-            report = _profile(context, model, prompts)
-            reports[model, prompts] = report
-            for distance, found in report["distances"].items():
-                for layer in range(int(distance), report["layers_in_model"]):
-                    figures = (
-                        found[name][layer] for name in ("cosine", "load_accuracy", "token_recall")
-                    )
-                    rows.append((model, prompts, int(distance), layer, *figures))
+    reports, rows = _profile_all(context), []
+    for (model, prompts), report in reports.items():
+        for distance, found in report["distances"].items():
+            for layer in range(int(distance), report["layers_in_model"]):
+                figures = (
+                    found[name][layer] for name in ("cosine", "load_accuracy", "token_recall")
+                )
+                rows.append((model, prompts, int(distance), layer, *figures))
     first: dict[str, dict[str, Any]] = {}
     for (model, _), report in reports.items():
         first.setdefault(model, report)
@@ -57,13 +60,21 @@ def run(context: Context) -> Result:
     )
 
 
-def _profile(context: Context, model: str, prompts: str) -> dict[str, Any]:
-    return profile(
-        open_recording(context, model, prompts),
-        _DISTANCES,
-        max_tokens=tokens_of(context),
-        on_progress=lambda done, total: context.progress(f"{model}, {prompts}", done, total),
-    )
+def _profile_all(context: Context) -> dict[tuple[str, str], dict[str, Any]]:
+    pairs = [
+        (model, prompts)
+        for model in chosen_models(context)
+        for prompts in available_prompts(context)
+    ]
+    record_all(context, pairs)
+    jobs = [Job(", ".join(pair), (context.settled(), *pair)) for pair in pairs]
+    return dict(zip(pairs, context.compute("gates", _profile, jobs), strict=True))
+
+
+def _profile(job: tuple[Context, str, str]) -> dict[str, Any]:
+    context, model, prompts = job
+    shards = open_recording(here(context), model, prompts)
+    return profile(shards, _DISTANCES, max_tokens=tokens_of(context))
 
 
 def _means(reports: dict[Any, Any], name: str, distance: int) -> list[float]:

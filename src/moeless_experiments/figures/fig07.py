@@ -10,7 +10,8 @@ from moeless_experiments.demo_models import chosen_models
 from moeless_experiments.figure import Experiment, Finding, Plot, Result, Table, Verdict
 from moeless_experiments.plotting import COLOURS, accuracy_by_distance
 from moeless_experiments.recordings import available_prompts, tokens_of
-from moeless_experiments.studies.predictor_bench import LONG_PROMPTS, open_bench
+from moeless_experiments.studies.predictor_answers import Answer, Question, ask_all
+from moeless_experiments.studies.predictor_bench import LONG_PROMPTS
 from moeless_experiments.studies.predictor_kinds import (
     FINETUNE_80,
     FINETUNE_95,
@@ -54,13 +55,14 @@ class _Point(NamedTuple):
 def run(context: Context) -> Result:
     """See ``EXPERIMENT``."""
     distances = _QUICK_DISTANCES if context.quick else _DISTANCES
-    points = [
-        _measure(context, model, prompts, distance, name)
+    questions = [
+        Question(model, prompts, prompts, distance, name)
         for model in chosen_models(context)
         for prompts in available_prompts(context)[: 1 if context.quick else None]
         for distance in distances
         for name in _NAMES
     ]
+    points = [_point(*each) for each in ask_all(context, questions).items()]
     return Result(
         provenance="measured",
         tables=(Table(name="accuracy", columns=_COLUMNS, rows=tuple(points)),),
@@ -87,19 +89,15 @@ def run(context: Context) -> Result:
     )
 
 
-def _measure(context: Context, model: str, prompts: str, distance: int, name: str) -> _Point:
-    bench = open_bench(context, model, prompts, prompts, distance)
-    scores, made = bench.scores(name, LONG_PROMPTS), bench.ask(name).made
-    assert scores is not None
-    assert made is not None
+def _point(asked: Question, answer: Answer) -> _Point:
     return _Point(
-        model,
-        prompts,
-        distance,
-        name,
-        scores.load_accuracy,
-        len(bench.layers),
-        made.layers_trained or 0,
+        asked.model,
+        asked.tested_on,
+        asked.distance,
+        asked.name,
+        answer.on_long_prompts.load_accuracy,
+        len(answer.layers),
+        answer.layers_trained or 0,
     )
 
 

@@ -10,7 +10,8 @@ from moeless_experiments.demo_models import chosen_models
 from moeless_experiments.figure import Experiment, Finding, Plot, Result, Table, Verdict
 from moeless_experiments.plotting import COLOURS, accuracy_by_distance
 from moeless_experiments.recordings import available_prompts, tokens_of
-from moeless_experiments.studies.predictor_bench import LONG_PROMPTS, open_bench
+from moeless_experiments.studies.predictor_answers import Answer, Question, ask_all
+from moeless_experiments.studies.predictor_bench import LONG_PROMPTS
 from moeless_experiments.studies.predictor_kinds import (
     FINETUNE,
     FINETUNE_80,
@@ -61,13 +62,14 @@ def run(context: Context) -> Result:
     """See ``EXPERIMENT``."""
     distances = _QUICK_DISTANCES if context.quick else _DISTANCES
     prompts = available_prompts(context)
-    points = [
-        _measure(context, (model, prompts[0], tested_on), distance, name)
+    questions = [
+        Question(model, prompts[0], tested_on, distance, name)
         for model in chosen_models(context)
         for distance in distances
         for tested_on in prompts
         for name in _NAMES
     ]
+    points = [_point(*each) for each in ask_all(context, questions).items()]
     return Result(
         provenance="measured",
         tables=(Table(name="accuracy", columns=_Point._fields, rows=tuple(points)),),
@@ -100,23 +102,19 @@ def run(context: Context) -> Result:
     )
 
 
-def _measure(context: Context, case: tuple[str, str, str], distance: int, name: str) -> _Point:
-    bench = open_bench(context, *case, distance)
-    scores, expected = bench.scores(name, LONG_PROMPTS), bench.ask(name)
-    assert scores is not None
-    assert expected.made is not None
-    assert expected.recall_L is not None
+def _point(asked: Question, answer: Answer) -> _Point:
+    scores = answer.on_long_prompts
+    assert answer.num_bytes is not None
+    assert answer.recall is not None
     return _Point(
-        *case,
-        distance,
-        name,
+        *asked,
         scores.load_accuracy,
         scores.hot_hit_rate,
         scores.max_load_error,
         scores.pearson_r,
-        float(expected.recall_L.mean()),
-        expected.made.predictor.num_bytes,
-        expected.made.fit_tokens,
+        answer.recall,
+        answer.num_bytes,
+        answer.fit_tokens,
     )
 
 

@@ -11,7 +11,8 @@ from moeless_experiments.demo_models import chosen_models
 from moeless_experiments.figure import Cell, Experiment, Finding, Plot, Result, Table, Verdict
 from moeless_experiments.plotting import grid
 from moeless_experiments.recordings import available_prompts, tokens_of
-from moeless_experiments.studies.predictor_bench import LONG_PROMPTS, SMALL_BATCHES, open_bench
+from moeless_experiments.studies.predictor_answers import Question, ask_all
+from moeless_experiments.studies.predictor_bench import LONG_PROMPTS, SMALL_BATCHES
 from moeless_experiments.studies.predictor_kinds import GATE, RIDGE
 from moeless_experiments.summary import spread
 
@@ -32,12 +33,21 @@ def run(context: Context) -> Result:
     """See ``EXPERIMENT``."""
     rows: list[tuple[Cell, ...]] = []
     shown: list[_Case] = []
+    answers = ask_all(
+        context,
+        [
+            Question(model, prompts, prompts, _DISTANCE, name)
+            for model in chosen_models(context)
+            for prompts in available_prompts(context)
+            for name in _NAMES
+        ],
+    )
     for model in chosen_models(context):
         for prompts in available_prompts(context):
-            bench = open_bench(context, model, prompts, prompts, _DISTANCE)
             for view in _VIEWS:
                 for name in _NAMES:
-                    expected_NLE, actual_NLE = bench.loads(name, view)
+                    question = Question(model, prompts, prompts, _DISTANCE, name)
+                    expected_NLE, actual_NLE = answers[question].loads[view]
                     by_layer = [
                         correlate(expected_NLE[:, layer], actual_NLE[:, layer])
                         for layer in range(expected_NLE.shape[1])

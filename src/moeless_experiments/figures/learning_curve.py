@@ -10,7 +10,8 @@ from moeless_experiments.demo_models import chosen_models
 from moeless_experiments.figure import Experiment, Finding, Plot, Result, Table
 from moeless_experiments.plotting import COLOURS, grid
 from moeless_experiments.recordings import available_prompts
-from moeless_experiments.studies.predictor_bench import LONG_PROMPTS, open_bench
+from moeless_experiments.studies.predictor_answers import Answer, Question, ask_all
+from moeless_experiments.studies.predictor_bench import LONG_PROMPTS
 from moeless_experiments.studies.predictor_kinds import (
     FINETUNE,
     GATE,
@@ -40,13 +41,19 @@ def run(context: Context) -> Result:
     """See ``EXPERIMENT``."""
     prompts = available_prompts(context)[0]
     counts = _QUICK_TOKENS if context.quick else _TOKENS
-    points = [
-        _measure(context, model, prompts, name, most)
+    asked = {
+        Question(model, prompts, prompts, _DISTANCE, _kind(name, most)): (name, most)
         for model in chosen_models(context)
         for name in _TRAINED
         for most in (*counts, None)
-    ]
-    copied = {model: _ask(context, model, prompts, GATE)[0] for model in chosen_models(context)}
+    }
+    gates = {
+        model: Question(model, prompts, prompts, _DISTANCE, GATE)
+        for model in chosen_models(context)
+    }
+    answers = ask_all(context, [*asked, *gates.values()])
+    points = [_point(each.model, *told, answers[each]) for each, told in asked.items()]
+    copied = {model: answers[each].on_long_prompts.load_accuracy for model, each in gates.items()}
     return Result(
         provenance="measured",
         tables=(Table(name="accuracy", columns=_Point._fields, rows=tuple(points)),),
@@ -70,20 +77,23 @@ def run(context: Context) -> Result:
     )
 
 
-def _ask(context: Context, model: str, prompts: str, name: str) -> tuple[float, float, float, int]:
-    bench = open_bench(context, model, prompts, prompts, _DISTANCE)
-    expected, scores = bench.ask(name), bench.scores(name, LONG_PROMPTS)
-    assert scores is not None
-    assert expected.made is not None
-    assert expected.recall_L is not None
-    recall = float(expected.recall_L.mean())
-    return scores.load_accuracy, scores.hot_hit_rate, recall, expected.made.fit_tokens or 0
+def _kind(name: str, most: int | None) -> str:
+    return name if most is None else of_tokens(name, most)
 
 
-def _measure(context: Context, model: str, prompts: str, name: str, most: int | None) -> _Point:
-    kind = name if most is None else of_tokens(name, most)
-    accuracy, hot, recall, fitted = _ask(context, model, prompts, kind)
-    return _Point(model, _DISTANCE, name, most, fitted, accuracy, hot, recall)
+def _point(model: str, name: str, most: int | None, answer: Answer) -> _Point:
+    scores = answer.on_long_prompts
+    assert answer.recall is not None
+    return _Point(
+        model,
+        _DISTANCE,
+        name,
+        most,
+        answer.fit_tokens or 0,
+        scores.load_accuracy,
+        scores.hot_hit_rate,
+        answer.recall,
+    )
 
 
 def _curve(points: Sequence[_Point], model: str, name: str) -> dict[int, float]:

@@ -142,4 +142,5 @@ EXPERIMENT = Experiment(
         "on real workers of this machine, and does the simulator foretell it?"
     ),
     run=run,
+    alone=True,
 )

@@ -313,4 +313,5 @@ EXPERIMENT = Experiment(
         "on one GPU; the prediction delay is below 0.2 ms per layer."
     ),
     run=run,
+    alone=True,
 )

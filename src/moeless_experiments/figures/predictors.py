@@ -9,14 +9,18 @@ from moeless_experiments.demo_models import chosen_models
 from moeless_experiments.figure import Cell, Experiment, Finding, Plot, Result, Table
 from moeless_experiments.plotting import grid
 from moeless_experiments.recordings import available_prompts, tokens_of
+from moeless_experiments.studies.predictor_answers import (
+    Answer,
+    Question,
+    ask_all,
+    names_of,
+)
 from moeless_experiments.studies.predictor_bench import (
     ADJUSTED,
     DECODING,
     HISTORIES,
     LONG_PROMPTS,
     VIEWS,
-    PredictorBench,
-    open_bench,
 )
 from moeless_experiments.studies.predictor_kinds import (
     FINETUNE,
@@ -63,19 +67,19 @@ def run(context: Context) -> Result:
     prompts = available_prompts(context)
     rows: list[tuple[Cell, ...]] = []
     by_layer: list[tuple[Cell, ...]] = []
-    depth = 0
-    for model in chosen_models(context):
-        for distance in distances:
-            for trained_on, tested_on in _pairs(context, prompts):
-                bench = open_bench(context, model, trained_on, tested_on, distance)
-                depth = max(depth, bench.layers.stop)
-                for name in _asked(bench, prompts[0]):
-                    context.progress(
-                        f"{model}, d = {distance}, {trained_on} → {tested_on}: {name}", 0, 1
-                    )
-                    rows += _rows(bench, name)
-                    if trained_on == prompts[0]:
-                        by_layer.append(_layer_row(bench, name))
+    questions = [
+        Question(model, trained_on, tested_on, distance, name)
+        for model in chosen_models(context)
+        for distance in distances
+        for trained_on, tested_on in _pairs(context, prompts)
+        for name in _asked(context, (model, trained_on, tested_on), prompts[0])
+    ]
+    answers = ask_all(context, questions)
+    for asked, answer in answers.items():
+        rows += _rows(asked, answer)
+        if asked.trained_on == prompts[0]:
+            by_layer.append(_layer_row(asked, answer))
+    depth = max(answer.layers.stop for answer in answers.values())
     table = Table(name="figures", columns=_COLUMNS, rows=tuple(rows))
     wide = max(len(row) for row in by_layer)
     return Result(
@@ -111,47 +115,40 @@ def _pairs(context: Context, prompts: tuple[str, ...]) -> list[tuple[str, str]]:
     return [(prompts[0], tested_on) for tested_on in prompts] + same
 
 
-def _asked(bench: PredictorBench, first: str) -> list[str]:
+def _asked(context: Context, case: tuple[str, str, str], first: str) -> list[str]:
     """What descends or is fitted anew each time is slow, and is fitted to one source only."""
-    if bench.trained_on == first:
-        return list(bench.names())
+    names = names_of(context, *case)
+    if case[1] == first:
+        return list(names)
     slow = (MLP, FINETUNE, FINETUNE_80, FINETUNE_95, ONLINE)
-    return [name for name in bench.names() if name not in slow]
+    return [name for name in names if name not in slow]
 
 
-def _rows(bench: PredictorBench, name: str) -> list[tuple[Cell, ...]]:
-    expected = bench.ask(name)
-    recall = None if expected.recall_L is None else float(expected.recall_L.mean())
-    made = expected.made
+def _rows(asked: Question, answer: Answer) -> list[tuple[Cell, ...]]:
     rows = []
-    for view in VIEWS:
-        scores = bench.scores(name, view)
+    for view, scores in answer.scores.items():
         if scores is None:
             continue
         rows.append(
             (
-                *_case(bench, name),
+                *asked,
                 *view,
                 scores.batches,
                 *(round(getattr(scores, figure), 4) for figure in _FIGURES),
-                None if recall is None else round(recall, 4),
-                None if made is None else made.layers_trained,
-                None if made is None else made.predictor.num_bytes,
+                None if answer.recall is None else round(answer.recall, 4),
+                answer.layers_trained,
+                answer.num_bytes,
             )
         )
     return rows
 
 
-def _layer_row(bench: PredictorBench, name: str) -> tuple[Cell, ...]:
-    found = bench.layer_scores(name, LONG_PROMPTS)
+def _layer_row(asked: Question, answer: Answer) -> tuple[Cell, ...]:
     values = (
-        None if scores is None else round(scores.load_accuracy, 3) for scores in found.values()
+        None if scores is None else round(scores.load_accuracy, 3)
+        for scores in answer.layer_scores.values()
     )
-    return (*_case(bench, name), *[None] * bench.distance, *values)
-
-
-def _case(bench: PredictorBench, name: str) -> tuple[Cell, ...]:
-    return (bench.model, bench.trained_on, bench.tested_on, bench.distance, name)
+    return (*asked, *[None] * asked.distance, *values)
 
 
 def _mean(table: Table, name: str, figure: str, **wanted: Cell) -> float:

@@ -4,9 +4,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from moeless.bootstrap.predictor_history import replay_history
 from moeless.learned.batching import Batching
 from moeless.learned.evaluation import Evaluation, Loads
@@ -14,14 +11,11 @@ from moeless.learned.metrics import LoadScores
 from moeless.learned.shards import GateShards
 from moeless.learned.token_rows import TokenRows
 from moeless_experiments.context import Context
-from moeless_experiments.recordings import open_recording, tokens_of
+from moeless_experiments.recordings import tokens_of
 from moeless_experiments.studies.adjustments import ADJUSTMENTS
 from moeless_experiments.studies.predictor_kinds import (
     HELD_OUT,
-    LOOKING_AHEAD,
     RIDGE,
-    Made,
-    is_possible,
     make_predictor,
 )
 
@@ -51,54 +45,62 @@ VIEWS: Final = (LONG_PROMPTS, MANY_USERS, SMALL_BATCHES, DECODING)
 
 
 @dataclass(frozen=True, kw_only=True)
+class MadeFacts:
+    """Of a predictor that looks ahead: what is known of it when it is no longer there.
+
+    Args:
+        num_bytes: Of its models.
+        layers_trained: See ``Made``.
+        fit_tokens: See ``Made``.
+    """
+
+    num_bytes: int
+    layers_trained: int | None
+    fit_tokens: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Expected:
     """What a predictor is worth on these tokens.
 
     Args:
         made: The predictor; None for those that only look back.
-        recall_L: Per-token top-k recall of each predicted layer; None where tokens have none.
+        recall: Mean per-token top-k recall over predicted layers; None where tokens have none.
     """
 
-    made: Made | None
-    recall_L: NDArray[np.float64] | None
+    made: MadeFacts | None
+    recall: float | None
 
 
 class PredictorBench:
     """Held-out tokens of a model on prompts, at one distance.
 
     Args:
-        context: Says how many tokens.
+        context: Says how much to train.
         model: Demo model.
         trained_on: Prompts that predictors are fitted to.
-        tested_on: Prompts of the held-out tokens; conversations that predictors were fitted to
-            are not among them.
         distance: d.
+        evaluations: Of the held-out tokens, see ``evaluate``; conversations that predictors were
+            fitted to are not among them.
     """
 
     def __init__(
-        self, context: Context, model: str, trained_on: str, tested_on: str, distance: int
+        self,
+        context: Context,
+        model: str,
+        trained_on: str,
+        distance: int,
+        evaluations: dict[View, Evaluation],
     ) -> None:
-        self.model, self.trained_on, self.tested_on = model, trained_on, tested_on
-        self.distance = distance
+        self.model, self.trained_on, self.distance = model, trained_on, distance
         self._context = context
-        self._shards = open_recording(context, model, tested_on)
-        self._evaluations = _evaluations(context, self._shards, distance)
+        self._evaluations = evaluations
         self._expected: dict[str, Expected] = {}
 
     @property
     def layers(self) -> range:
         """Predicted layers."""
         return self._evaluations[LONG_PROMPTS].layers
-
-    def names(self) -> tuple[str, ...]:
-        """All predictors that can be asked."""
-        fitted_to = open_recording(self._context, self.model, self.trained_on)
-        ahead = (
-            name
-            for name in LOOKING_AHEAD
-            if is_possible(self._shards, name) and is_possible(fitted_to, name)
-        )
-        return (*ahead, *ADJUSTED, *HISTORIES)
 
     def ask(self, name: str) -> Expected:
         """Ask a predictor, the first time only."""
@@ -130,48 +132,47 @@ class PredictorBench:
         if name in HISTORIES:
             for evaluation in self._evaluations.values():
                 evaluation.add_history(self._key(name), replay_history(name))
-            return Expected(made=None, recall_L=None)
+            return Expected(made=None, recall=None)
         if name in ADJUSTED:
             return self._adjust(name)
         made = make_predictor(self._context, self.model, self.trained_on, self.distance, name)
         asked = self._evaluations[LONG_PROMPTS].ask(made.predictor)
         for evaluation in self._evaluations.values():
             evaluation.add_shares(self._key(name), asked)
-        return Expected(made=made, recall_L=asked.recall_L)
+        facts = MadeFacts(
+            num_bytes=made.predictor.num_bytes,
+            layers_trained=made.layers_trained,
+            fit_tokens=made.fit_tokens,
+        )
+        return Expected(made=facts, recall=float(asked.recall_L.mean()))
 
     def _adjust(self, name: str) -> Expected:
         found = self.ask(RIDGE)
         for view, evaluation in self._evaluations.items():
             expected = evaluation.expected[self._key(RIDGE)][view.size]
             evaluation.add_history(self._key(name), partial(ADJUSTMENTS[ADJUSTED[name]], expected))
-        return Expected(made=found.made, recall_L=None)
+        return Expected(made=found.made, recall=None)
 
 
-def open_bench(
-    context: Context, model: str, trained_on: str, tested_on: str, distance: int
-) -> PredictorBench:
-    """The bench of a case, shared by the figures of a run."""
-    return context.share(
-        ("bench", model, trained_on, tested_on, distance),
-        lambda: PredictorBench(context, model, trained_on, tested_on, distance),
-    )
+def evaluate(context: Context, shards: GateShards, distance: int) -> dict[View, Evaluation]:
+    """Held-out tokens of a recording, put together in all ways.
 
-
-def _evaluations(context: Context, shards: GateShards, distance: int) -> dict[View, Evaluation]:
+    Args:
+        context: Says how many tokens.
+        shards: The recording.
+        distance: d.
+    """
     known = shards.manifest
     _, held_out = shards.split(HELD_OUT, context.seed)
     rows = TokenRows(shards, held_out).first(tokens_of(context))
-    return context.share(
-        ("evaluations", id(shards), distance),
-        lambda: {
-            view: Evaluation(
-                rows,
-                layers=known.num_layers,
-                experts=known.num_experts,
-                distance=distance,
-                sizes=(view.size,),
-                batching=view.batching,
-            )
-            for view in VIEWS
-        },
-    )
+    return {
+        view: Evaluation(
+            rows,
+            layers=known.num_layers,
+            experts=known.num_experts,
+            distance=distance,
+            sizes=(view.size,),
+            batching=view.batching,
+        )
+        for view in VIEWS
+    }

@@ -55,6 +55,9 @@ LOOKING_AHEAD: Final = (
     MEAN,
 )
 
+_LIMITED: Final = {RIDGE_80: 0.8, RIDGE_95: 0.95}
+"""Kinds that are all layers re-fitted, but for those where the copied gate is good enough."""
+
 _OF_TOKENS: Final = ", tokens: "
 
 MLP_EPOCHS, QUICK_MLP_EPOCHS = 20, 4
@@ -112,7 +115,9 @@ def is_possible(shards: GateShards, name: str) -> bool:
 
 
 def make_predictor(context: Context, model: str, prompts: str, distance: int, name: str) -> Made:
-    """Make a predictor, or give the one that was made before in this run.
+    """Make a predictor, or give the one that was made before.
+
+    Trained ones are read each time: perceptrons of one model take 80 MB.
 
     Args:
         context: Says how much to train.
@@ -124,6 +129,8 @@ def make_predictor(context: Context, model: str, prompts: str, distance: int, na
     Raises:
         MoelessError: The recording is damaged or too small.
     """
+    if options_of(context, name, distance) is not None:
+        return _keep(context, model, prompts, distance, name)[1]
     return context.share(
         ("predictor", model, prompts, distance, name),
         lambda: _make(context, model, prompts, distance, name),
@@ -132,10 +139,6 @@ def make_predictor(context: Context, model: str, prompts: str, distance: int, na
 
 def _make(context: Context, model: str, prompts: str, distance: int, name: str) -> Made:
     shards = open_recording(context, model, prompts)
-    if options_of(context, name, distance) is not None:
-        kept = _find_kept(keep_predictor(context, model, prompts, distance, name), shards)
-        assert kept is not None
-        return kept
     if name == GATE:
         return Made(predictor=original_gates(shards.gates, distance), layers_trained=0)
     context.progress(f"{model}, {prompts}, d = {distance}: {name}", 0, 1)
@@ -180,20 +183,72 @@ def keep_predictor(context: Context, model: str, prompts: str, distance: int, na
     Raises:
         MoelessError: The recording is damaged or too small, or the cache cannot be written.
     """
+    return _keep(context, model, prompts, distance, name)[0]
+
+
+def is_kept(context: Context, model: str, prompts: str, distance: int, name: str) -> bool:
+    """Whether a trained predictor is there from before, or its kind is not trained at all.
+
+    Args:
+        context: Says where, and how much to train.
+        model: Demo model.
+        prompts: What it is fitted to.
+        distance: d.
+        name: A kind.
+    """
+    options = options_of(context, name, distance)
+    if options is None:
+        return True
+    shards = open_recording(context, model, prompts)
+    return _directory(context, shards, options).exists()
+
+
+def trained_as(name: str) -> str:
+    """The kind with which a kind comes into being: several may be the work of one."""
+    return RIDGE if name in _LIMITED else name
+
+
+def _keep(
+    context: Context, model: str, prompts: str, distance: int, name: str
+) -> tuple[Path, Made]:
     shards = open_recording(context, model, prompts)
     options = options_of(context, name, distance)
     assert options is not None, name
-    directory = context.cache / "predictors" / _digest(shards, options)
-    if _find_kept(directory, shards) is None:
-        training = _run(context, shards, options, f"{model}, {prompts}, d = {distance}: {name}")
-        save_predictor(directory, training, options, shards.manifest)
-    return directory
+    directory = _directory(context, shards, options)
+    kept = _find_kept(directory, shards)
+    if kept is None:
+        what = f"{model}, {prompts}, d = {distance}: {name}"
+        if trained_as(name) == RIDGE:
+            _refit(context, shards, distance, what)
+        else:
+            training = _run(context, Trainer(shards, options), what)
+            save_predictor(directory, training, options, shards.manifest)
+        kept = _find_kept(directory, shards)
+        assert kept is not None
+    return directory, kept
 
 
-def _run(context: Context, shards: GateShards, options: TrainingOptions, what: str) -> Training:
-    return Trainer(shards, options).train(
+def _refit(context: Context, shards: GateShards, distance: int, what: str) -> None:
+    """All layers once, and from them the kinds that keep some copied gates."""
+    options = options_of(context, RIDGE, distance)
+    assert options is not None
+    trainer = Trainer(shards, options)
+    whole = _run(context, trainer, what)
+    for name in (RIDGE, *_LIMITED):
+        training = trainer.limit(whole, _LIMITED[name]) if name in _LIMITED else whole
+        written = options_of(context, name, distance)
+        assert written is not None
+        save_predictor(_directory(context, shards, written), training, written, shards.manifest)
+
+
+def _run(context: Context, trainer: Trainer, what: str) -> Training:
+    return trainer.train(
         lambda stage, done, total: context.progress(f"{what}: {stage}", done, total)
     )
+
+
+def _directory(context: Context, shards: GateShards, options: TrainingOptions) -> Path:
+    return context.cache / "predictors" / _digest(shards, options)
 
 
 def _find_kept(directory: Path, shards: GateShards) -> Made | None:

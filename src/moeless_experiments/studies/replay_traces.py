@@ -5,6 +5,7 @@ Must not know policies.
 
 import importlib.util
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -22,7 +23,7 @@ from moeless.workloads.seeding import seeded_generator
 from moeless.workloads.synthetic import TraceSize, power_law
 from moeless_experiments.context import Context
 from moeless_experiments.recordings import available_prompts
-from moeless_experiments.studies.forecast_replays import make_trace
+from moeless_experiments.studies.forecast_traces import Forecast, make_trace, make_traces
 from moeless_experiments.studies.predictor_bench import SMALL_BATCHES
 from moeless_experiments.studies.predictor_kinds import FINETUNE_80
 
@@ -126,7 +127,20 @@ def open_trace(context: Context, workload: Workload) -> StudyTrace:
     Raises:
         MoelessError: Data is missing or damaged.
     """
-    return context.share(("study trace", workload), lambda: _make(context, workload))
+    return context.share(_key(workload), lambda: _make(context, workload))
+
+
+def prepare_traces(context: Context, workloads: Iterable[Workload]) -> None:
+    """Make what takes long of traces that are opened next: forecasts of demo models.
+
+    Raises:
+        MoelessError: Data is missing or damaged.
+    """
+    wanted = dict.fromkeys(load for load in workloads if load.model.startswith("demo"))
+    make_traces(
+        context,
+        [_forecast(context, load) for load in wanted if not context.has(_key(load))],
+    )
 
 
 def steps_of(context: Context, workload: Workload) -> int:
@@ -199,9 +213,23 @@ def _cut(trace: RoutingTrace, first: int, last: int) -> RoutingTrace:
     )
 
 
+def _key(workload: Workload) -> tuple[str, Workload]:
+    return ("study trace", workload)
+
+
+def _forecast(context: Context, workload: Workload) -> Forecast:
+    return Forecast(
+        workload.model,
+        fitted_to(context, workload),
+        workload.arrivals,
+        workload.ahead,
+        FORECASTER,
+        SMALL_BATCHES,
+    )
+
+
 def _demo(context: Context, workload: Workload) -> RoutingTrace:
-    case = (workload.model, fitted_to(context, workload), workload.arrivals)
-    trace = read_trace(make_trace(context, case, workload.ahead, FORECASTER, SMALL_BATCHES))
+    trace = read_trace(make_trace(context, _forecast(context, workload)))
     if trace.time_s_N is None:
         trace = replace(trace, time_s_N=np.arange(len(trace), dtype=np.float64))
     return trace

@@ -29,8 +29,13 @@ from moeless.simulator.metrics import measure_policy
 from moeless.simulator.recording import Recording, num_warm_up_steps
 from moeless.simulator.replay import ReplayConfig, replay_policy
 from moeless_experiments.context import Context
-from moeless_experiments.studies.replay_processes import replay_pool
-from moeless_experiments.studies.replay_traces import StudyTrace, Workload, open_trace
+from moeless_experiments.processes import Job
+from moeless_experiments.studies.replay_traces import (
+    StudyTrace,
+    Workload,
+    open_trace,
+    prepare_traces,
+)
 from moeless_experiments.studies.replay_variants import WHOLE, build_variant
 
 DEVICES: Final = 8
@@ -50,6 +55,9 @@ HARDWARE: Final = {
 
 _CHANGING = ("plan_us", "split_us", "search")
 """Figures that a clock decides."""
+
+_LONGEST: Final = {PAPER: 3, DEFAULT: 2, AUTOMATIC: 2, SWIFT: 1}
+"""Replays that take long, which begin first, so that none of them is left at the end."""
 
 _CODE = ("policies", "simulator", "costs", "control", "functions", "core", "workloads")
 
@@ -82,6 +90,12 @@ class Case(NamedTuple):
     devices: int = DEVICES
     keep_alive_s: float = 300.0
     link: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """For progress and errors."""
+        without = f" {self.without}" if self.without else ""
+        return f"{self.policy}{without}, {self.workload.label}, {self.hardware}"
 
     @property
     def resolved(self) -> "Case":
@@ -143,20 +157,28 @@ def replay_all(context: Context, cases: Iterable[Case]) -> dict[Case, Outcome]:
     cases = list(dict.fromkeys(cases))
     done: dict[Case, Outcome] = context.share(("replays",), dict)
     missing = [case for case in cases if case not in done]
+    prepare_traces(context, [case.workload for case in missing])
     traces = {case: open_trace(context, case.workload) for case in missing}
     kept = {case: _kept_at(context, case, traces[case]) for case in missing}
-    waiting = []
+    # Several cases may be one replay: a policy by its name, and left to what it chooses.
+    waiting: dict[Path, list[Case]] = {}
     for case in missing:
         found = _load(kept[case])
         if found is None:
-            waiting.append(case)
+            waiting.setdefault(kept[case], []).append(case)
         else:
             done[case] = found
-    jobs = [(case, traces[case], context.seed) for case in waiting]
-    for number, (case, outcome) in enumerate(zip(waiting, _run(context, jobs), strict=True)):
-        context.progress(f"{case.policy} {case.without}, {case.workload.label}", number, len(jobs))
-        done[case] = outcome
-        _save(kept[case], outcome)
+    ordered = sorted(
+        waiting.items(), key=lambda each: _LONGEST.get(each[1][0].policy, 0), reverse=True
+    )
+    jobs = [Job(cases[0].name, (cases[0], traces[cases[0]], context.seed)) for _, cases in ordered]
+
+    def note(place: int, outcome: Outcome) -> None:
+        path, same = ordered[place]
+        _save(path, outcome)
+        done.update(dict.fromkeys(same, outcome))
+
+    context.compute("replaying", _replay_job, jobs, note)
     return {case: done[case] for case in cases}
 
 
@@ -173,12 +195,6 @@ def replay_case(case: Case, trace: StudyTrace, seed: int) -> Outcome:
     first = num_warm_up_steps(recording.num_steps)
     busy_NL = loads_NLE[first:].any(axis=2)
     return Outcome(figures=figures, layer_ms=recording.layer_s_SL[first:][busy_NL] * 1e3)
-
-
-def _run(context: Context, jobs: list[tuple[Case, StudyTrace, int]]) -> Iterable[Outcome]:
-    if context.threads < 2 or len(jobs) < 4:
-        return (replay_case(*job) for job in jobs)
-    return replay_pool(context).map(_replay_job, jobs)
 
 
 def _replay_job(job: tuple[Case, StudyTrace, int]) -> Outcome:

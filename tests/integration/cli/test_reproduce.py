@@ -15,7 +15,8 @@ from moeless.workloads.prompts import DATA_DIR_VARIABLE
 from moeless.workloads.routing_trace import write_trace
 from moeless.workloads.synthetic import TraceSize, power_law
 from moeless_experiments.context import Context
-from moeless_experiments.studies.forecast_replays import Asked, Setting, make_trace, replay
+from moeless_experiments.studies.forecast_replays import Asked, Setting, replay
+from moeless_experiments.studies.forecast_traces import Forecast, make_trace
 from moeless_experiments.studies.predictor_bench import SMALL_BATCHES
 from moeless_experiments.studies.predictor_kinds import RIDGE
 
@@ -120,8 +121,8 @@ def test_overheads_are_measured_and_their_timings_kept_apart(tmp_path, shards):
 
 def test_a_trace_with_forecasts_is_replayed(tmp_path, shards):
     context = Context(out=tmp_path, cache=tmp_path / "cache", quick=True, threads=1, shards=shards)
-    case = ("demo16", "arena", "sharegpt")
-    trace = make_trace(context, case, 1, RIDGE, SMALL_BATCHES)
+    forecast = Forecast("demo16", "arena", "sharegpt", 1, RIDGE, SMALL_BATCHES)
+    trace = make_trace(context, forecast)
     asked = Asked(trace, "recorded", Setting("moeless", 1.5))
     found = replay(context, [asked], distance=1, expert_shape="4096x14336")
     assert list(found) == [asked]
@@ -151,8 +152,25 @@ def test_a_simulated_figure_is_the_same_bytes_for_the_same_seed(tmp_path, small_
     for name, seed in (("first", 7), ("again", 7), ("other", 8)):
         # Each run has a cache of its own, so that nothing is only read back.
         monkeypatch.setenv("MOELESS_CACHE_DIR", str(tmp_path / f"cache-{name}"))
-        command = ["reproduce", "pauses", "--quick", "--threads", "1", "--seed", str(seed)]
+        command = ["reproduce", "pauses", "--quick", "--processes", "1", "--seed", str(seed)]
         assert run([*command, "--out", str(tmp_path / name)]) == 0
         found[name] = (tmp_path / name / "pauses" / "sweep.csv").read_bytes()
     assert found["first"] == found["again"]
     assert found["first"] != found["other"]
+
+
+def test_the_same_bytes_come_out_of_one_process_and_of_two(
+    tmp_path, shards, small_data, monkeypatch
+):
+    monkeypatch.setenv(DATA_DIR_VARIABLE, str(small_data))
+    names, found = ["fig6", "fig7", "fig12", "pauses"], {}
+    for processes in ("1", "2"):
+        monkeypatch.setenv("MOELESS_CACHE_DIR", str(tmp_path / f"cache-{processes}"))
+        out = tmp_path / processes
+        command = ["reproduce", *names, "--quick", "--processes", processes, "--out", str(out)]
+        assert run([*command, "--shards", str(shards)]) == 0
+        found[processes] = {
+            str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*.csv")
+        }
+    assert len(found["1"]) >= len(names)
+    assert found["1"] == found["2"]

@@ -222,3 +222,20 @@ def test_rows_are_those_of_the_conversations_shard_by_shard(shards):
     chosen = torch.topk(shards.gates[1].logits(states), 2, dim=1).indices.sort(dim=1).values
     assert torch.equal(ids, chosen)
     assert rows.sample(40).tokens == rows.first(40).tokens == 40
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.9, 1.0])
+def test_a_training_of_all_layers_can_be_limited_to_what_a_threshold_gives(shards, threshold):
+    trainer = Trainer(shards, TrainingOptions(all_layers=True))
+    limited = trainer.limit(trainer.train(), threshold)
+    direct = train(shards, threshold=threshold)
+    assert limited.layers == direct.layers
+    assert limited.predictor.spreads == direct.predictor.spreads
+    for ours, theirs in zip(limited.predictor.models, direct.predictor.models, strict=True):
+        assert torch.equal(ours.weight, theirs.weight)
+
+
+def test_only_gates_of_all_layers_in_closed_form_can_be_limited(shards):
+    trainer = Trainer(shards, TrainingOptions(method="finetune", all_layers=True, descent=SHORT))
+    with pytest.raises(ValueError, match="only re-fitted gates"):
+        trainer.limit(trainer.train(), 0.8)
