@@ -88,7 +88,7 @@ def build_look_ahead(
         tell: Told in a line when a predictor is replaced while it serves.
 
     Raises:
-        ConfigError: The predictor is that of another model.
+        ConfigError: The predictor is that of another model, or the model has too few layers.
         CheckpointError: It is damaged.
     """
     policy = config.policy
@@ -101,6 +101,13 @@ def build_look_ahead(
             choice.directory, gates=gates, model=loaded.spec.model_id, distance=policy.distance
         )
         return _trained(choice.name, gates, predictor, str(choice.directory))
+    if policy.distance is not None and policy.distance >= len(gates):
+        most = len(gates) - 1
+        has = f"{len(gates)} MoE layers; use {most} or less"
+        raise ConfigError(
+            f"--distance {policy.distance} looks ahead at nothing: {loaded.spec.model_id} has "
+            f"{has if most else 'one MoE layer; leave --distance out'}"
+        )
     distance = policy.distance or 1
     if distance >= len(gates):  # every layer is among the first d
         return _unseeing(choice.name, distance)

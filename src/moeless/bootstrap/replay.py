@@ -26,6 +26,8 @@ from moeless.workloads.compose import compose_decode, compose_prefill
 from moeless.workloads.routing_trace import RoutingTrace, read_trace
 
 Composition = Literal["prefill", "decode"]
+_MOST_DEVICES = 4096
+"""As for ``moeless plan``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,6 +278,11 @@ def _first_steps(trace: RoutingTrace, count: int) -> RoutingTrace:
 def _check_numbers(task: ReplayTask) -> None:
     if task.devices < 1:
         raise ConfigError(f"--devices is {task.devices}; use 1 or more")
+    if task.devices > _MOST_DEVICES:
+        raise ConfigError(
+            f"--devices is {task.devices}; use at most {_MOST_DEVICES}: the tokens of each device "
+            f"are kept for every layer and step"
+        )
     if task.seed < 0:
         raise ConfigError(f"--seed is {task.seed}; use 0 or more")
     if task.max_steps is not None and task.max_steps < 1:

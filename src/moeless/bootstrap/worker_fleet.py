@@ -7,12 +7,13 @@ import os
 
 from moeless.config import ExpertsConfig
 from moeless.errors import ConfigError
+from moeless.functions.physical_memory import check_budget
 from moeless.functions.supervisor.attachment import MAX_DEVICES
 from moeless.functions.supervisor.config import WorkerConfig
 
 
 def check_devices(config: ExpertsConfig) -> None:
-    """Refuse devices that are not there, and more than an engine can be attached to.
+    """Refuse devices and budgets that cannot be had, and more than an engine can be attached to.
 
     Raises:
         ConfigError: There are some.
@@ -24,6 +25,13 @@ def check_devices(config: ExpertsConfig) -> None:
         )
     if config.invoker == "inline" and (config.max_devices or 0) > len(config.devices):
         raise ConfigError("with --invoker inline no device can join; leave out --max-devices")
+    if config.invoker == "inline" and config.spare_workers:
+        raise ConfigError(
+            "with --invoker inline there are no workers to stand by for; leave out --spare-workers"
+        )
+    if config.device_memory_bytes is not None:
+        for kind in {device.kind for device in config.devices}:
+            check_budget(config.device_memory_bytes, kind=kind, option="--device-memory")
     if all(device.kind == "cpu" for device in config.devices):
         return
     import torch

@@ -225,6 +225,8 @@ def experts_config(options: dict[str, Any]) -> ExpertsConfig:
             "leave it out"
         )
     invoker, max_devices = options.pop("invoker"), options.pop("max_devices")
+    if invoker == "inline":
+        _check_has_workers()
     if invoker == "process" and pool is None:
         max_devices = with_headroom(max_devices, len(devices))
     return ExpertsConfig(
@@ -267,6 +269,26 @@ def with_headroom(max_devices: int | None, devices: int) -> int:
     if max_devices is not None:
         return max_devices
     return min(devices + max(2, devices), max(devices, _MOST_DEVICES))
+
+
+_NEED_WORKERS = ("max_devices", "worker_threads", "spin_us", "worker_timeout", "spare_workers")
+"""Options that mean nothing where experts run in the engine's process."""
+
+
+def _check_has_workers() -> None:
+    """Refuse options of workers where there are none.
+
+    Raises:
+        ConfigError: One was given.
+    """
+    context = click.get_current_context()
+    for name in _NEED_WORKERS:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = "--" + name.replace("_", "-")
+            raise ConfigError(
+                f"{option} is for worker processes, and with --invoker inline there are none: "
+                f"leave {option} out"
+            )
 
 
 _LEFT_TO_POOL = (

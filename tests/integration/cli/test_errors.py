@@ -146,6 +146,8 @@ def test_a_budget_that_is_too_small_says_what_is_needed(fails, mixtral, invoker)
         (["--policy", "magic"], "magic"),
         (["--predictor", "magic"], "magic"),
         (["--distance", "0"], "--distance"),
+        (["--distance", "3"], "has 3 MoE layers; use 2 or less"),
+        (["--distance", "1000", "--predictor", "auto"], "has 3 MoE layers; use 2 or less"),
         (["--port", "70000"], "--port"),
         (["--max-batch-size", "0"], "--max-batch-size"),
         (["--dtype", "int8"], "--dtype"),

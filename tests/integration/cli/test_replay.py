@@ -306,6 +306,7 @@ def test_an_unknown_model_needs_a_shape(fails, steps):
         (("--memory-factor", "0.5"), "--memory-factor '0.5'"),
         (("--memory-factor", "much"), "nor auto"),
         (("--devices", "0"), "--devices is 0"),
+        (("--devices", "100000"), "use at most 4096"),
         (("--seed", "-1"), "--seed is -1"),
         (("--max-steps", "0"), "--max-steps is 0"),
         (("--expert-shape", "64"), "HIDDENxINTER"),

@@ -82,6 +82,40 @@ def test_a_model_that_cannot_be_one_is_told_before_libraries_are_loaded(model):
     assert "is not a directory" in line or "is a file" in line
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["serve", "demo"],
+        ["serve", "demo", "--invoker", "inline"],
+        ["pool", "serve", "--pool", "x"],
+    ],
+)
+def test_a_cpu_device_cannot_have_more_memory_than_the_machine(
+    refused, command, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    line = refused(*command, "--device-memory", "1000TB")
+    assert "--device-memory of 1,000,000,000,000,000 bytes" in line
+    assert "this machine's memory of" in line
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--spare-workers", "1"),
+        ("--worker-threads", "1"),
+        ("--spin-us", "5"),
+        ("--worker-timeout", "5"),
+        ("--max-devices", "4"),
+    ],
+)
+@pytest.mark.parametrize("command", [["serve", "demo"], ["generate", "demo", "hello"]])
+def test_options_of_workers_are_refused_where_there_are_none(refused, command, option):
+    line = refused(*command, "--invoker", "inline", *option)
+    assert f"leave {option[0]} out" in line
+
+
 def test_a_port_in_use_is_told_before_the_model_is_looked_for(refused):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -14,6 +14,7 @@ from moeless.core.cluster import Device, parse_device
 from moeless.core.events import BudgetChanged, DeviceDrained, DeviceJoined
 from moeless.core.ports import Clock, EventSink
 from moeless.errors import BudgetError, ConfigError
+from moeless.functions.physical_memory import check_budget
 from moeless.functions.platform import Platform
 from moeless.functions.supervisor.config import WorkerConfig
 from moeless.functions.supervisor.fleet import Fleet
@@ -78,7 +79,7 @@ class Devices:
             Its number.
 
         Raises:
-            ConfigError: No slot is free, or the device cannot be had.
+            ConfigError: No slot is free, the device cannot be had, or it has less memory.
             BudgetError: The budget does not hold one expert.
         """
         others = [s for s in self._fleet.slots if s.config is not None and not s.is_free]
@@ -91,6 +92,7 @@ class Devices:
                 (s.config.budget_bytes for s in others if s.config), default=model.budget_bytes
             )
         self._check_holds_one(budget_bytes)
+        check_budget(budget_bytes, kind=device.kind, option="a budget")
         config = dataclasses.replace(
             model,
             torch_device=device.torch_name,
@@ -143,13 +145,15 @@ class Devices:
         """Give a device another budget; what is held beyond it leaves.
 
         Raises:
-            ConfigError: No such device, or it is not in use.
+            ConfigError: No such device, it is not in use, or the machine has less memory.
             BudgetError: It, or all devices together, could not hold what models need at once.
         """
         slot = self._slot(device)
         if slot.config is None or slot.is_free or slot.state is SlotState.DRAINING:
             raise ConfigError(f"device {device} is {slot.state}: it has no budget to change")
         self._check_holds_one(num_bytes)
+        kind = "cpu" if slot.config.torch_device == "cpu" else "cuda"
+        check_budget(num_bytes, kind=kind, option="a budget")
         before = slot.config.budget_bytes
         if slot.joined:
             in_use = {d: self._budget(d) for d in self._platform.in_use}
