@@ -78,21 +78,21 @@ class Evaluation:
         Args:
             predictor: Of this evaluation's distance.
         """
-        shares_L, recall = [], []
-        for ahead in self.layers:
-            shares, hits, wanted = [], 0, 0
-            for chunk in self._rows:
+        shares_L: list[list[torch.Tensor]] = [[] for _ in self.layers]
+        hits_L, wanted_L = np.zeros(len(self.layers)), np.zeros(len(self.layers))
+        for chunk in self._rows:
+            for n, ahead in enumerate(self.layers):
                 layer = ahead - self.distance
                 share_TE = predictor.shares(layer, chunk.states(layer, predictor.reads))
                 assert share_TE is not None
                 ids_TK = chunk.topk_ids(ahead)
                 expected_TK = torch.topk(share_TE, ids_TK.shape[1], dim=1).indices
-                hits += recalled(expected_TK, ids_TK)
-                wanted += ids_TK.numel()
-                shares.append(share_TE)
-            shares_L.append(torch.cat(shares))
-            recall.append(hits / max(wanted, 1))
-        return AskedShares(tuple(shares_L), np.array(recall))
+                hits_L[n] += recalled(expected_TK, ids_TK)
+                wanted_L[n] += ids_TK.numel()
+                shares_L[n].append(share_TE)
+        return AskedShares(
+            tuple(torch.cat(shares) for shares in shares_L), hits_L / np.maximum(wanted_L, 1)
+        )
 
     def add_shares(self, name: str, asked: AskedShares) -> None:
         """Make loads of batches of what a predictor expects.
@@ -148,9 +148,12 @@ class Evaluation:
 
     def _true_loads(self) -> Mapping[int, Loads]:
         loads: dict[int, list[Loads]] = {size: [] for size in self.sizes}
-        for ahead in self.layers:
-            ids_TK = torch.cat([chunk.topk_ids(ahead) for chunk in self._rows])
-            share_TE = one_hot(ids_TK, self._experts)
+        chosen_L: list[list[torch.Tensor]] = [[] for _ in self.layers]
+        for chunk in self._rows:
+            for ids, ahead in zip(chosen_L, self.layers, strict=True):
+                ids.append(chunk.topk_ids(ahead))
+        for ids in chosen_L:
+            share_TE = one_hot(torch.cat(ids), self._experts)
             for size in self.sizes:
                 loads[size].append(self._judge.loads(share_TE, size))
         return {size: np.stack(found, axis=1) for size, found in loads.items()}
