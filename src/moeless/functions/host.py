@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from moeless.core.model import ExpertShape, FunctionId, ModelSpec
 from moeless.errors import CheckpointError, FunctionError
 from moeless.functions.compute.background import work_in_background
+from moeless.functions.compute.bfloat16_products import loops_fit
 from moeless.functions.compute.kernels import (
     Activation,
     ExpertKernel,
@@ -108,6 +109,8 @@ class ExpertHost:
         self._specs[spec.model_id] = spec
         self._activations[spec.model_id] = small_activation(spec.expert, self._device)
         prepare_row_loops(spec.expert, self._device)
+        if is_stacked(spec.expert, self._device):
+            loops_fit(spec.expert)  # compiles them before a token needs them
         try:
             num_bytes = function_bytes(spec.expert, self._device)
         except (MemoryError, RuntimeError) as error:
@@ -224,7 +227,9 @@ class ExpertHost:
             return build_kernel(weights, self._device)
         key = (function.model, function.layer)
         if key not in self._stacks:
-            self._stacks[key] = WeightStack(spec.expert, spec.num_experts)
+            input_major = loops_fit(spec.expert)
+            stack = WeightStack(spec.expert, spec.num_experts, input_major=input_major)
+            self._stacks[key] = stack
         return build_stacked_kernel(weights, self._stacks[key])
 
     def evict(self, function: FunctionId) -> None:

@@ -72,7 +72,7 @@ def make_host(shape, *, warm=range(EXPERTS), experts=EXPERTS, store=Store):
     return host, store
 
 
-WAYS = ("apart", "padded", "row by row")
+WAYS = ("apart", "padded", "row by row", "bfloat16 tiles")
 
 
 def choose(monkeypatch, way):
@@ -86,10 +86,15 @@ def choose(monkeypatch, way):
     def row_loops_can(stack, _sizes_n):
         return stack.gate_up.dtype == torch.float32 and stack.gate_up_bias is None
 
+    def tiles_can(stack, _sizes_n):
+        return stack.is_input_major
+
     chosen = find_padding if way == "padded" else lambda *_: None
     monkeypatch.setattr(together, "find_padding", chosen)
     pays = row_loops_can if way == "row by row" else lambda *_: False
     monkeypatch.setattr(together, "row_loops_pay", pays)
+    pays = tiles_can if way == "bfloat16 tiles" else lambda *_: False
+    monkeypatch.setattr(together, "bfloat16_loops_pay", pays)
 
 
 def expected(shape, weights, x):
@@ -157,7 +162,11 @@ SHAPES = {
     "clamped with biases, bfloat16": ExpertShape(
         hidden=40, intermediate=24, activation="swiglu_clamped", bias=True, dtype="bfloat16"
     ),
+    "whole tiles, bfloat16": ExpertShape(hidden=96, intermediate=48, dtype="bfloat16"),
     "relu": ExpertShape(hidden=40, intermediate=24, activation="relu", dtype="float32"),
+    "relu, whole tiles, bfloat16": ExpertShape(
+        hidden=64, intermediate=16, activation="relu", dtype="bfloat16"
+    ),
     "large": ExpertShape(hidden=512, intermediate=264, dtype="float32"),
     "large, bfloat16": ExpertShape(hidden=512, intermediate=264, dtype="bfloat16"),
 }
@@ -389,7 +398,7 @@ def test_loads_and_evictions_do_not_disturb_invocations_of_others():
 def test_memory_that_runs_out_is_said_with_the_instance(monkeypatch):
     host, _ = make_host(SHAPES["small"], warm=())
 
-    def fail(*_):
+    def fail(*_, **__):
         raise MemoryError("no address space for 6 experts")
 
     monkeypatch.setattr("moeless.functions.host.WeightStack", fail)

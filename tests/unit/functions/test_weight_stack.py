@@ -39,12 +39,15 @@ def assert_holds(slot, weights):
         assert torch.equal(slot.down_bias, weights.down_bias)
 
 
+@pytest.mark.parametrize("input_major", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_instances_that_share_pages_come_and_go_without_touching_each_other(dtype, bias):
+def test_instances_that_share_pages_come_and_go_without_touching_each_other(
+    dtype, bias, input_major
+):
     # Slots of 1,110 or 2,220 bytes: several on a page, and some across the border of two.
     shape = ExpertShape(hidden=37, intermediate=5, dtype=dtype, bias=bias)
-    stack = WeightStack(shape, 24)
+    stack = WeightStack(shape, 24, input_major=input_major)
     held = {}
     turn = torch.Generator().manual_seed(0)
     for step in range(400):
@@ -69,6 +72,16 @@ def test_an_instance_gets_the_lowest_free_slot_and_stays_there():
     assert stack.put(weights_of(shape, 5)).index == 0
     assert stack.put(weights_of(shape, 6)).index == 2
     assert [slot.gate_up.data_ptr() for slot in slots] == addresses
+
+
+def test_with_inputs_first_each_input_has_its_outputs_side_by_side():
+    shape = ExpertShape(hidden=8, intermediate=4, dtype="float32")
+    stack = WeightStack(shape, 2, input_major=True)
+    slot, weights = stack.put(weights_of(shape, 0)), weights_of(shape, 0)
+    assert_holds(slot, weights)
+    assert stack.stored_gate_up.is_contiguous()
+    assert torch.equal(stack.stored_gate_up[0], torch.cat([weights.gate, weights.up]).t())
+    assert torch.equal(stack.stored_down[0], weights.down.t())
 
 
 def test_a_full_stack_and_impossible_sizes_are_memory_errors():

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from moeless.core.model import ExpertShape
 from moeless.functions.compute.kernels import Activation, gated_activation, is_stacked
+from moeless.functions.compute.row_classes import round_up_rows
 from moeless.functions.compute.rows import Rows
 from moeless.functions.compute.weight_stack import WeightStack
 from moeless.functions.compute.workspace import Workspace
@@ -51,7 +52,7 @@ class Padding:
     Args:
         lowest: Lowest slot in use.
         slots: How many slots there are from the lowest to the highest in use.
-        rows: Rows of the fullest expert; all are padded to this.
+        rows: Rows of the fullest expert, or some more (``row_classes``); all are padded to this.
         needed: Rows of all of them.
     """
 
@@ -78,6 +79,8 @@ def find_padding(
     if experts < 2 or (float32 and needed * elements < _FLOAT32_MIN_MACS):
         return None
     lowest, rows = min(slots_n), max(sizes_n)
+    if not float32:
+        rows = round_up_rows(rows)
     slots = max(slots_n) - lowest + 1
     padded = rows * slots
     if float32:

@@ -3,14 +3,17 @@
 With small experts it is the number of calls that decides, not the arithmetic. Needs torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
+from moeless.functions.compute.bfloat16_products import bfloat16_loops_pay, run_bfloat16_loops
 from moeless.functions.compute.kernels import Activation, ExpertKernel
 from moeless.functions.compute.padded import find_padding, run_padded
 from moeless.functions.compute.row_products import row_loops_pay, run_row_loops
 from moeless.functions.compute.rows import Rows
+from moeless.functions.compute.weight_stack import StackSlot
 from moeless.functions.compute.workspace import Workspace
 
 _TOGETHER_ELEMENTS = 1 << 20
@@ -39,30 +42,10 @@ def run_together(
     """
     sizes = [stop - start for start, stop in ranges_n2]
     slots = [kernel.slot for kernel in kernels if kernel.slot is not None]
-    if len(slots) == len(kernels):
-        stack, indices = slots[0].stack, [slot.index for slot in slots]
-        if row_loops_pay(stack, sizes):
-            run_row_loops(
-                stack,
-                activation,
-                slots_n=indices,
-                ranges_n2=ranges_n2,
-                work=work,
-                workspace=workspace,
-            )
-            return True
-        padding = find_padding(stack.gate_up, indices, sizes)
-        if padding is not None:
-            run_padded(
-                padding,
-                stack,
-                activation,
-                slots_n=indices,
-                ranges_n2=ranges_n2,
-                work=work,
-                workspace=workspace,
-            )
-            return True
+    if len(slots) == len(kernels) and _run_stacked(
+        slots, sizes, ranges_n2, activation, work, workspace
+    ):
+        return True
     x_TH, rows, inner_size = work.x_TH, sum(sizes), kernels[0].inner_size
     if rows * inner_size > _TOGETHER_ELEMENTS:
         return False
@@ -87,4 +70,34 @@ def run_together(
         ys = [work.y_SH[start:stop] for start, stop in ranges_n2]
     for kernel, x, y in zip(kernels, inner, ys, strict=True):
         kernel.down(x, y)
+    return True
+
+
+def _run_stacked(
+    slots: Sequence[StackSlot],
+    sizes: Sequence[int],
+    ranges_n2: Sequence[tuple[int, int]],
+    activation: Activation,
+    work: Rows,
+    workspace: Workspace,
+) -> bool:
+    """Run small experts of one stack in the way that is fastest, if it is one of these."""
+    stack, indices = slots[0].stack, [slot.index for slot in slots]
+    run: Callable[..., None]
+    if row_loops_pay(stack, sizes):
+        run = run_row_loops
+    elif bfloat16_loops_pay(stack, sizes):
+        run = run_bfloat16_loops
+    elif (padding := find_padding(stack.gate_up, indices, sizes)) is not None:
+        run = partial(run_padded, padding)
+    else:
+        return False
+    run(
+        stack,
+        activation,
+        slots_n=indices,
+        ranges_n2=ranges_n2,
+        work=work,
+        workspace=workspace,
+    )
     return True

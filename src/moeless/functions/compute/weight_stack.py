@@ -3,7 +3,10 @@
 A stack is address space for all experts of a layer; only what is written takes memory. An instance
 gets the lowest free slot when it is loaded and stays there: neither a load nor an eviction moves
 another instance. An eviction gives the slot's pages back to the system. What a free slot reads as
-(zeros, or what an instance left on a page that it shared) is never used. Needs torch.
+(zeros, or what an instance left on a page that it shared) is never used.
+
+Weights are stored as checkpoints have them, outputs first, or with inputs first, as compiled loops
+want them; the views are the same. Needs torch.
 """
 
 import heapq
@@ -63,15 +66,18 @@ class WeightStack:
     Args:
         shape: Of each expert.
         slots: How many instances there can be at once.
+        input_major: Store projections with inputs first.
 
     Raises:
         MemoryError: There is no address space for so many.
     """
 
-    def __init__(self, shape: ExpertShape, slots: int) -> None:
+    def __init__(self, shape: ExpertShape, slots: int, *, input_major: bool = False) -> None:
         hidden, inner, dtype = shape.hidden, shape.intermediate, shape.dtype
-        self._gate_up = _Region(slots, (2 * inner, hidden), dtype)
-        self._down = _Region(slots, (hidden, inner), dtype)
+        self.is_input_major = input_major
+        gate_up, down = (2 * inner, hidden), (hidden, inner)
+        self._gate_up = _Region(slots, gate_up[::-1] if input_major else gate_up, dtype)
+        self._down = _Region(slots, down[::-1] if input_major else down, dtype)
         self._regions = [self._gate_up, self._down]
         self._gate_up_bias = self._down_bias = None
         if shape.bias:
@@ -85,14 +91,26 @@ class WeightStack:
         self._changing = threading.Lock()
 
     @property
+    def stored_gate_up(self) -> torch.Tensor:
+        """Gate and up projections as they lie in memory, [N, H, 2I] where inputs come first."""
+        return self._gate_up.tensor
+
+    @property
+    def stored_down(self) -> torch.Tensor:
+        """Down projections as they lie in memory, [N, I, H] where inputs come first."""
+        return self._down.tensor
+
+    @property
     def gate_up(self) -> torch.Tensor:
         """Gate and up projections side by side, all slots [N, 2I, H]."""
-        return self._gate_up.tensor
+        stored = self._gate_up.tensor
+        return stored.transpose(1, 2) if self.is_input_major else stored
 
     @property
     def down(self) -> torch.Tensor:
         """Down projections, all slots [N, H, I]."""
-        return self._down.tensor
+        stored = self._down.tensor
+        return stored.transpose(1, 2) if self.is_input_major else stored
 
     @property
     def gate_up_bias(self) -> torch.Tensor | None:
