@@ -34,11 +34,11 @@ def multiply(x, weights, sizes_n, *, slots=None, skip=0):
 
 
 @needs_tiles
-@pytest.mark.parametrize("depth", [2, 34, 96])
+@pytest.mark.parametrize(("depth", "width"), [(2, 32), (34, 96), (96, 80), (40, 33), (6, 63)])
 @pytest.mark.parametrize("rows", range(1, 26))
-def test_products_are_right_at_every_height_and_depth(rows, depth):
+def test_products_are_right_at_every_height_and_size(rows, depth, width):
     torch.manual_seed(rows)
-    x, weights = torch.randn(rows, depth).bfloat16(), torch.randn(1, depth, 96).bfloat16()
+    x, weights = torch.randn(rows, depth).bfloat16(), torch.randn(1, depth, width).bfloat16()
     got = multiply(x, weights, [rows])
     # Float32 sums, rounded to bfloat16 once.
     wanted = x.double() @ weights[0].double()
@@ -82,13 +82,16 @@ def test_what_is_not_finite_stays_so():
     [
         ExpertShape(hidden=96, intermediate=48, dtype="float32"),
         ExpertShape(hidden=96, intermediate=48, dtype="float16"),
-        ExpertShape(hidden=96, intermediate=40, dtype="bfloat16"),
-        ExpertShape(hidden=80, intermediate=48, dtype="bfloat16"),
+        ExpertShape(hidden=96, intermediate=15, dtype="bfloat16"),
+        ExpertShape(hidden=96, intermediate=14, dtype="bfloat16"),
+        ExpertShape(hidden=30, intermediate=48, dtype="bfloat16"),
+        ExpertShape(hidden=95, intermediate=48, dtype="bfloat16"),
         ExpertShape(hidden=96, intermediate=48, dtype="bfloat16", bias=True),
     ],
 )
-def test_other_dtypes_uneven_sizes_and_biases_are_left_to_matrix_products(shape):
+def test_other_dtypes_odd_or_tiny_sizes_and_biases_are_left_to_matrix_products(shape):
     assert loops_fit(SHAPE)
+    assert loops_fit(ExpertShape(hidden=576, intermediate=40, dtype="bfloat16"))
     assert not loops_fit(shape)
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from moeless.policies.kernels.compiled import compiled
 
 COLUMNS: Final = 32
-"""Columns of a tile; outputs come in multiples of it."""
+"""Columns of a tile; there are at least as many outputs."""
 _LANES: Final = 16
 _DOT: Final = "llvm.x86.avx512bf16.dpbf16ps.512"
 """Adds to each of 16 floats the sum of two products of bfloat16."""
@@ -198,13 +198,16 @@ def multiply_rows(
         first_n: Where each expert's begin in ``row_N``.
         size_n: How many each expert has.
         slot_n: Where each expert's weights are.
-        weight: [slots, K, N]; N is a multiple of ``COLUMNS``.
+        weight: [slots, K, N]; N is at least ``COLUMNS``.
         out: Receives rows [., N]; those of no expert are untouched.
         place_n: The first row of each expert there.
     """
     for n in range(len(slot_n)):
         expert = weight[slot_n[n]]
-        for column in range(0, expert.shape[1], COLUMNS):
+        width = expert.shape[1]
+        for start in range(0, width, COLUMNS):
+            # The last tile may compute some columns once more, with the same result.
+            column = min(start, width - COLUMNS)
             first, place, left = first_n[n], place_n[n], size_n[n]
             while left >= 8:
                 _tile_8(source, row_N, first, expert, column, out, place)

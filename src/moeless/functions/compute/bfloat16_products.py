@@ -21,7 +21,7 @@ from moeless.functions.compute.weight_stack import WeightStack
 from moeless.functions.compute.workspace import Workspace
 
 _COLUMNS = 32
-"""Outputs come in multiples of it."""
+"""The fewest outputs."""
 _MAX_MACS = 16e6
 """Multiplications of all gates and ups above which a second thread in one padded product wins
 (measured, see docs/log.md)."""
@@ -55,8 +55,9 @@ def loops_fit(shape: ExpertShape) -> bool:
     Args:
         shape: Of small experts on a CPU.
     """
-    fits = shape.hidden % _COLUMNS == 0 and 2 * shape.intermediate % _COLUMNS == 0
-    return shape.dtype == "bfloat16" and not shape.bias and fits and can_multiply()
+    if shape.dtype != "bfloat16" or shape.bias or shape.hidden % 2 or shape.intermediate % 2:
+        return False
+    return min(shape.hidden, 2 * shape.intermediate) >= _COLUMNS and can_multiply()
 
 
 def bfloat16_loops_pay(stack: WeightStack, sizes_n: Sequence[int]) -> bool:
