@@ -1,5 +1,7 @@
 """Tiles of small bfloat16 experts: right at every height, and no row depends on another."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from moeless.functions.compute import bfloat16_products
 from moeless.functions.compute.bfloat16_products import bits, loops_fit
 from moeless.functions.compute.weight_stack import WeightStack
 
+LOOPS = "moeless.functions.compute.bfloat16_loops"
 SHAPE = ExpertShape(hidden=96, intermediate=48, dtype="bfloat16")
 
 needs_tiles = pytest.mark.skipif(
@@ -95,15 +98,26 @@ def test_other_dtypes_odd_or_tiny_sizes_and_biases_are_left_to_matrix_products(s
     assert not loops_fit(shape)
 
 
-@pytest.mark.parametrize("missing", ["the instruction", "the compiler", "the right result"])
-def test_without_what_they_need_the_loops_are_not_used(missing, monkeypatch):
-    if missing == "the instruction":
-        monkeypatch.setattr(bfloat16_products.llvm, "get_host_cpu_features", dict)
-    elif missing == "the compiler":
-        monkeypatch.setattr(bfloat16_products.numba.config, "DISABLE_JIT", 1)
-    else:
-        loops = pytest.importorskip("moeless.functions.compute.bfloat16_loops")
-        monkeypatch.setattr(loops, "multiply_rows", lambda *_: None)
+def test_without_the_instruction_the_loops_are_not_even_compiled(monkeypatch):
+    monkeypatch.setattr(bfloat16_products.llvm, "get_host_cpu_features", dict)
+    monkeypatch.setitem(sys.modules, LOOPS, None)  # importing them would fail
+    assert not bfloat16_products.can_multiply.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("DISABLE_JIT", 1), ("CPU_NAME", "generic"), ("CPU_FEATURES", "+avx2")]
+)
+def test_a_compiler_that_was_told_of_another_processor_is_not_asked_for_the_loops(
+    name, value, monkeypatch
+):
+    monkeypatch.setattr(bfloat16_products.numba.config, name, value)
+    monkeypatch.setitem(sys.modules, LOOPS, None)
+    assert not bfloat16_products.can_multiply.__wrapped__()
+
+
+@needs_tiles
+def test_loops_that_compute_something_else_are_not_used(monkeypatch):
+    monkeypatch.setattr(f"{LOOPS}.multiply_rows", lambda *_: None)
     assert not bfloat16_products.can_multiply.__wrapped__()
 
 

@@ -42,7 +42,7 @@ def can_multiply() -> bool:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(11, 34, generator=generator).bfloat16()
     weight = torch.randn(1, 34, 64, generator=generator).bfloat16()
-    y = torch.empty(11, 64, dtype=torch.bfloat16)
+    y = torch.zeros(11, 64, dtype=torch.bfloat16)
     zero = np.zeros(1, dtype=np.int64)
     multiply_rows(bits(x), np.arange(11), zero, zero + 11, zero, bits(weight), bits(y), zero)
     error = (y.double() - x.double() @ weight[0].double()).abs().max()
