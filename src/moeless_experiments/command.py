@@ -54,8 +54,8 @@ def _list(context: click.Context, _option: click.Parameter, asked: bool) -> None
 @click.option(
     "--processes",
     type=click.IntRange(min=1),
-    help="Processes for independent cases, of one thread and up to 2.5 GB each; default: the cores. "
-    "What comes out does not depend on it.",
+    help="Processes for independent cases, of one thread and up to 2.5 GB each; default: the "
+    "cores. What comes out does not depend on it.",
 )
 @click.option(
     "--list",

@@ -11,6 +11,7 @@ Single-threaded like the platform. It must not know torch, sockets or processes.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -52,6 +53,8 @@ class _Wake:
     layer: int
     """How far the step has come: at first the layer whose tokens found nothing warm."""
     wishes_L: dict[int, list[tuple[FunctionId, DevicePool]]] = field(default_factory=dict)
+    given_D: Counter[int] = field(default_factory=Counter)
+    """Loads that each device has been given, of all layers: a layer waits for the fullest."""
 
 
 class Waking:
@@ -132,8 +135,7 @@ class Waking:
         present_E: NDArray[np.bool_],
         up: Sequence[DevicePool],
     ) -> None:
-        model, wishes = wake.model, []
-        given = dict.fromkeys((pool.device for pool in up), 0)
+        model, wishes, given_D = wake.model, [], wake.given_D
         # Below one token: what a plan for the step itself expects goes first.
         share_E = model.seen_LE[layer] / (model.seen_LE[layer].sum() + 1.0)
         absent = np.flatnonzero(~present_E)
@@ -141,13 +143,17 @@ class Waking:
             absent = absent[np.argsort(-share_E[absent], kind="stable")][:count]
         else:
             share_E = np.zeros_like(share_E)  # all of them, in the order in which they are stored
-        for expert in absent.tolist():
+        planned_ED = model.board.planned_LED[layer]
+        choices_E = planned_ED[:, [pool.device for pool in up]].astype(bool).sum(axis=1)
+        choices_E[choices_E == 0] = len(up)
+        # Who has least choice chooses first.
+        for expert in absent[np.argsort(choices_E[absent], kind="stable")].tolist():
             function = model.function(layer, expert)
             if any(pool.wants(function) for pool in up):
                 continue  # somebody else wants it already, and knows for how long
-            planned_D = model.board.planned_LED[layer, expert]
-            pool = min(up, key=lambda p: (not planned_D[p.device], given[p.device], p.device))
-            given[pool.device] += 1
+            planned_D = planned_ED[expert]
+            pool = min(up, key=lambda p: (not planned_D[p.device], given_D[p.device], p.device))
+            given_D[pool.device] += 1
             pool.want(function, num_bytes=model.function_bytes, load_tokens=float(share_E[expert]))
             wishes.append((function, pool))
         if wishes:

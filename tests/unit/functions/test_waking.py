@@ -119,6 +119,20 @@ def test_loads_go_where_the_plan_in_force_has_them():
     assert cold.board.warm_LED[2].tolist() == [[0, 1]] * 4
 
 
+def test_first_copies_go_to_the_planned_places_that_have_been_given_least():
+    cold = Cold(experts=2)
+    cold.board.planned_LED[1] = [[1, 1], [1, 0]]  # the first one has a choice
+    cold.board.planned_LED[2] = [[1, 0], [1, 0]]  # neither has
+    cold.board.planned_LED[3] = [[1, 1], [1, 1]]  # device 0 has been given three, the other one
+    cold.ask(0, range(2))
+    cold.end_all()
+    assert cold.board.warm_LED[1:].tolist() == [
+        [[0, 1], [1, 0]],
+        [[1, 0], [1, 0]],
+        [[0, 1], [0, 1]],
+    ]
+
+
 def test_as_many_experts_of_each_layer_as_the_first_needs_the_busiest_ones():
     cold = Cold(devices=1)
     cold.model.seen_LE[1:] = [5, 0, 9, 7]
