@@ -80,8 +80,9 @@ def record_all(context: Context, wanted: Iterable[tuple[str, str]]) -> None:
     if context.shards is not None:
         return
     missing = [pair for pair in dict.fromkeys(wanted) if not _is_complete(context, *pair)]
-    for model in dict.fromkeys(model for model, _ in missing):
-        _ensure_model(context, model)
+    models = sorted({model for model, _ in missing}, key=lambda m: -DEMO_MODELS[m].experts)
+    builds = [Job(model, (context.settled(), model)) for model in models]
+    context.compute("demo model", _build, builds)
     jobs = [
         Job(f"{model}, {prompts}", (context.settled(), model, prompts))
         for model, prompts in missing
@@ -122,6 +123,11 @@ def _is_complete(context: Context, model: str, prompts: str) -> bool:
 
 def _is_recording(directory: Path) -> bool:
     return (directory / MANIFEST_FILE).is_file()
+
+
+def _build(job: tuple[Context, str]) -> None:
+    context, model = job
+    _ensure_model(context, model)
 
 
 def _ensure_model(context: Context, model: str) -> Path:
