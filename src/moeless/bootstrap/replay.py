@@ -26,6 +26,8 @@ from moeless.workloads.compose import compose_decode, compose_prefill
 from moeless.workloads.routing_trace import RoutingTrace, read_trace
 
 Composition = Literal["prefill", "decode"]
+_LONGEST_S = 3600.0
+"""Of what a layer, a plan or a search may be said to take."""
 _MOST_DEVICES = 4096
 """As for ``moeless plan``."""
 
@@ -293,8 +295,8 @@ def _check_numbers(task: ReplayTask) -> None:
         raise ConfigError(f"--keep-alive is {task.keep_alive_s}; use 0 seconds or more, or inf")
     for name in ("decision_s", "search_s", "misc_s"):
         value = getattr(task, name)
-        if not (math.isfinite(value) and value >= 0):
-            raise ConfigError(f"{name} is {value}; use 0 or more seconds")
+        if not 0 <= value <= _LONGEST_S:
+            raise ConfigError(f"{name} is {value}; use 0 to {_LONGEST_S:g} seconds")
 
 
 def _check_optimum(task: ReplayTask, time_model: TimeModel) -> None:

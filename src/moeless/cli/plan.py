@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moeless.core.cluster import parse_bytes, parse_speeds
+from moeless.core.whole_file import written_whole
 from moeless.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ def plan(loads: Path, output: str, output_file: Path | None, **options: Any) -> 
         raise ConfigError(f"--explain and --layer go with --output table or json, not {output}")
     if options["slots"] is not None and options["device_memory"] is not None:
         raise ConfigError("--slots and --device-memory say the same thing; give one of them")
+    if output_file is not None and os.path.realpath(output_file) == os.path.realpath(loads):
+        raise ConfigError(f"-o {output_file} would overwrite the loads; name another file")
     task = _read_task(loads, equal_slots=output in _FIXED_SLOTS, **options)
     from moeless.bootstrap.placement import plan_placement
 
@@ -233,10 +236,8 @@ def _summary(planned: "PlacementPlan") -> str:
 
 def _write(text: str, path: Path) -> None:
     """Write all or nothing."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.write_text(text, "utf8")
-        part.replace(path)
+        with written_whole(path) as part:
+            part.write_text(text, "utf8")
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise ConfigError(f"-o {path}: cannot be written ({error.strerror})") from error

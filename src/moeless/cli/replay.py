@@ -1,5 +1,6 @@
 """``moeless replay``: hold balancing policies against a recorded routing trace."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -295,13 +296,13 @@ def _check_outputs(
     inputs: tuple[Path | None, ...],
 ) -> None:
     """Refuse before the work what could not be written after it, or would destroy something."""
-    taken = [path.resolve() for path in inputs if path is not None]
+    taken = [os.path.realpath(path) for path in inputs if path is not None]
     for option, path in (("--json", json_path), ("--dump", dump)):
         if path is None:
             continue
-        if path.resolve() in taken:
+        if os.path.realpath(path) in taken:
             raise ConfigError(f"{option} {path} would overwrite another file of this replay")
-        taken.append(path.resolve())
+        taken.append(os.path.realpath(path))
         if path.is_dir():
             raise ConfigError(f"{option} {path} is a directory; name a file in it")
         if not path.absolute().parent.is_dir():

@@ -7,6 +7,7 @@ from typing import Literal
 
 from moeless.errors import ConfigError
 
+_MOST_SPEED = 1000.0
 _HELP = "use for example cpu:2 (two CPU workers), cuda:0 or cuda:0,1"
 
 
@@ -77,7 +78,7 @@ def parse_speeds(text: str, num_devices: int) -> tuple[float, ...]:
     """Read the relative speeds of devices, such as ``1,1,0.5,0.5``.
 
     Args:
-        text: A number above 0 for each device.
+        text: A number from 0.001 to 1000 for each device.
         num_devices: D.
 
     Raises:
@@ -89,10 +90,10 @@ def parse_speeds(text: str, num_devices: int) -> tuple[float, ...]:
             speed = float(part)
         except ValueError:
             speed = math.nan
-        if not (math.isfinite(speed) and speed > 0):
+        if not 1 / _MOST_SPEED <= speed <= _MOST_SPEED:
             raise ConfigError(
-                f"--device-speeds {text!r}: {part.strip()!r} is not a speed; use for example "
-                f"1,1,0.5,0.5"
+                f"--device-speeds {text!r}: {part.strip()!r} is not a speed from 0.001 to 1000; "
+                f"use for example 1,1,0.5,0.5"
             )
         speeds.append(speed)
     if len(speeds) != num_devices:

@@ -1,12 +1,12 @@
 """OUT.npz: what each policy's devices computed and held, so that anyone can recompute figures."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from moeless.core.whole_file import written_whole
 from moeless.errors import ConfigError
 from moeless.simulator.recording import Recording
 
@@ -31,13 +31,8 @@ def write_dump(recordings: Mapping[str, Recording], path: Path) -> None:
         if recording.replicas_SLED is not None:
             arrays[f"{name}/device_tokens"] = recording.device_tokens_SLD
             arrays[f"{name}/replicas"] = recording.replicas_SLED
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        with partial.open("wb") as file:
+        with written_whole(path) as partial, partial.open("wb") as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
-        partial.replace(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error.strerror or error})") from error
-    finally:
-        with suppress(OSError):
-            partial.unlink()

@@ -1,12 +1,12 @@
 """OUT.json: the figures of all policies, the trace, and every setting."""
 
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from moeless.core.whole_file import written_whole
 from moeless.errors import ConfigError
 from moeless.simulator.metrics import count_idle_layer_steps
 from moeless.simulator.recording import num_warm_up_steps
@@ -49,12 +49,9 @@ def write_report(report: dict[str, Any], path: Path) -> None:
     Raises:
         ConfigError: It cannot be written.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    text = json.dumps(report, indent=2, allow_nan=False) + "\n"
     try:
-        partial.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        partial.replace(path)
+        with written_whole(path) as partial:
+            partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error.strerror or error})") from error
-    finally:
-        with suppress(OSError):
-            partial.unlink()

@@ -4,8 +4,6 @@ A trace is one ``.npz`` file, format version 1. This module must not know how tr
 replayed.
 """
 
-import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from moeless.core.whole_file import written_whole
 from moeless.errors import TraceError
 from moeless.workloads.npz_archive import read_arrays
 from moeless.workloads.trace_checks import (
@@ -172,16 +171,11 @@ def write_trace(trace: RoutingTrace, path: Path) -> None:
     }
     present = {name: getattr(trace, key) for name, key in _OPTIONAL.items()}
     arrays |= {name: array for name, array in present.items() if array is not None}
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as file:
+        with written_whole(path) as partial, partial.open("wb") as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
-        partial.replace(path)
     except OSError as error:
         raise TraceError(f"{path}: cannot be written ({error.strerror or error})") from error
-    finally:
-        with suppress(OSError):  # gone already, unless writing failed
-            partial.unlink()
 
 
 def _build_trace(arrays: dict[str, NDArray[Any]]) -> RoutingTrace:

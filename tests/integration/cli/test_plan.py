@@ -1,6 +1,7 @@
 """``moeless plan`` from the command line: figures, files, explanations, one-line errors."""
 
 import json
+import os
 
 import pytest
 
@@ -78,6 +79,29 @@ def test_all_zero_loads_copy_nothing(plan, tmp_path):
     path = tmp_path / "zero.csv"
     path.write_text("0,0,0,0,0,0,0,0\n")
     assert "0 replicas" in plan("--slots", 16, path=path)
+
+
+def test_the_loads_are_not_overwritten(plan, loads, tmp_path):
+    link = tmp_path / "link.csv"
+    link.symlink_to(loads)
+    for path in (loads, link):
+        said = plan("--slots", 16, "--output", "json", "-o", path, code=2)
+        assert "would overwrite the loads" in said
+    assert loads.read_text() == LOADS
+
+
+@pytest.mark.parametrize("name", ["loop", "in a file", "/proc/x.json", "dir"])
+def test_where_nothing_can_be_written_that_is_said_and_nothing_replaced(plan, tmp_path, name):
+    path = tmp_path / name
+    if name == "loop":
+        path.symlink_to(path)
+    elif name == "dir":
+        path.mkdir()
+    elif name == "in a file":
+        path = tmp_path / "loads.csv" / "x.json"
+    before = os.lstat(path) if os.path.lexists(path) else None
+    assert "cannot be written" in plan("--slots", 16, "--output", "json", "-o", path, code=2)
+    assert (os.lstat(path) if os.path.lexists(path) else None) == before
 
 
 @pytest.mark.parametrize("policy", ["paper", "static", "swift"])

@@ -302,6 +302,8 @@ def test_an_unknown_model_needs_a_shape(fails, steps):
         (("--distance", "3"), "the trace has 3 layers"),
         (("--cost-model", "b200"), "b200"),
         (("--device-speeds", "1,fast"), "'fast' is not a speed"),
+        (("--devices", "2", "--device-speeds", "1,1e-300"), "'1e-300' is not a speed"),
+        (("--misc-ms", "1e308"), "use 0 to 3600 seconds"),
         (("--devices", "3", "--device-speeds", "1,1"), "2 speeds for 3 devices"),
         (("--memory-factor", "0.5"), "--memory-factor '0.5'"),
         (("--memory-factor", "much"), "nor auto"),
