@@ -185,7 +185,7 @@ class EngineConfig:
             run beside it, else all.
 
     Raises:
-        ConfigError: Fewer than one thread.
+        ConfigError: Fewer than one thread, or an empty id.
     """
 
     model: str
@@ -198,5 +198,10 @@ class EngineConfig:
     threads: int | None = None
 
     def __post_init__(self) -> None:
+        if self.model_id is not None and not self.model_id.strip():
+            raise ConfigError(
+                "--model-id is empty: give the id that clients send, or leave it out for the "
+                "directory's name"
+            )
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads is {self.threads}; use 1 or more")

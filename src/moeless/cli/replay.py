@@ -307,6 +307,8 @@ def _check_outputs(
             raise ConfigError(f"{option} {path} is a directory; name a file in it")
         if not path.absolute().parent.is_dir():
             raise ConfigError(f"{option} {path}: its directory does not exist; make it first")
+        if not path.exists() and not os.access(path.absolute().parent, os.W_OK):
+            raise ConfigError(f"{option} {path}: its directory cannot be written to; name another")
     if plots is not None:
         from moeless.simulator.plots import require_matplotlib
 

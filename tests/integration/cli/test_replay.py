@@ -321,6 +321,7 @@ def test_an_unknown_model_needs_a_shape(fails, steps):
         (("--explain", "0", "3"), "layer 3 is not in 0..2"),
         (("--json", "/no/such/folder/out.json"), "directory does not exist"),
         (("--dump", "/"), "is a directory"),
+        (("--json", "/proc/self/out.json"), "cannot be written to"),
         (("--compose", "both"), "--compose"),
         (("--cv-threshold", "-1", "--policies", "paper"), "policy paper: planner paper"),
     ],

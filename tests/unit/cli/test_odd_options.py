@@ -50,6 +50,10 @@ def test_an_empty_size_is_not_taken_for_none(refused, command):
     assert f"{option} '' is not a size" in refused(*command)
 
 
+def test_an_empty_id_is_not_taken_for_none(refused):
+    assert "--model-id is empty" in refused("serve", "demo", "--model-id", "")
+
+
 @pytest.mark.parametrize("value", ["nan", "inf"])
 @pytest.mark.parametrize(
     "command",
