@@ -281,14 +281,12 @@ def _check_has_workers() -> None:
     Raises:
         ConfigError: One was given.
     """
-    context = click.get_current_context()
-    for name in _NEED_WORKERS:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            option = "--" + name.replace("_", "-")
-            raise ConfigError(
-                f"{option} is for worker processes, and with --invoker inline there are none: "
-                f"leave {option} out"
-            )
+    option = _first_given(_NEED_WORKERS)
+    if option is not None:
+        raise ConfigError(
+            f"{option} is for worker processes, and with --invoker inline there are none: "
+            f"leave {option} out"
+        )
 
 
 _LEFT_TO_POOL = (
@@ -311,14 +309,21 @@ def _check_left_to_pool(pool: Path) -> None:
     Raises:
         ConfigError: One was given.
     """
+    option = _first_given(_LEFT_TO_POOL)
+    if option is not None:
+        raise ConfigError(
+            f"{option} is for workers of the engine's own; those of the pool in {pool} have "
+            f"theirs: leave {option} out, or start another pool with it"
+        )
+
+
+def _first_given(names: Sequence[str]) -> str | None:
+    """The first of some options that is on the command line, as it is written there."""
     context = click.get_current_context()
-    for name in _LEFT_TO_POOL:
+    for name in names:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            option = "--" + name.replace("_", "-")
-            raise ConfigError(
-                f"{option} is for workers of the engine's own; those of the pool in {pool} have "
-                f"theirs: leave {option} out, or start another pool with it"
-            )
+            return "--" + name.replace("_", "-")
+    return None
 
 
 def engine_config(model: str, options: dict[str, Any]) -> EngineConfig:

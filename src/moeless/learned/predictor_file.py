@@ -22,7 +22,7 @@ from moeless.learned.predictor_manifest import (
     read_predictor_manifest,
 )
 from moeless.learned.shards import MANIFEST_FILE, ShardManifest
-from moeless.learned.shards.files import sha256_of, written_whole
+from moeless.learned.shards.files import sha256_of, written_durably
 from moeless.learned.trained_predictor import LayerModel, TrainedPredictor
 from moeless.learned.training import Training
 from moeless.learned.training_options import TrainingOptions
@@ -75,12 +75,12 @@ def save_predictor(
         directory.mkdir(parents=True, exist_ok=True)
         # An interrupted writer leaves no manifest that fits the tensors.
         (directory / MANIFEST_FILE).unlink(missing_ok=True)
-        with written_whole(directory / TENSOR_FILE) as path:
+        with written_durably(directory / TENSOR_FILE) as path:
             save_file(tensors, path)
         manifest = _describe(
             training, options, recorded, sha256=sha256_of(directory / TENSOR_FILE)
         )
-        with written_whole(directory / MANIFEST_FILE) as path:
+        with written_durably(directory / MANIFEST_FILE) as path:
             path.write_text(manifest_json(manifest), encoding="utf-8")
     except OSError as error:
         raise ConfigError(

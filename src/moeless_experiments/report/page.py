@@ -5,6 +5,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
+from moeless.core.whole_file import written_whole
 from moeless.errors import ConfigError
 from moeless_experiments.report.markup import Markup, join, tag
 from moeless_experiments.report.overview import render_overview
@@ -31,12 +32,10 @@ def write_report(out: Path, order: Sequence[str]) -> Path:
         ConfigError: It cannot be written.
     """
     path = out / REPORT_FILE
-    partial = path.with_name(f".{REPORT_FILE}.partial")
     try:
-        partial.write_text(render_page(read_results(out, order), order), "utf8")
-        partial.replace(path)
+        with written_whole(path) as partial:
+            partial.write_text(render_page(read_results(out, order), order), "utf8")
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise ConfigError(
             f"{path} cannot be written ({error.strerror or error}); name another directory"
         ) from error

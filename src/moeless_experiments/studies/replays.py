@@ -4,10 +4,10 @@ A replay is simulated and depends on nothing but its case, the trace, the seed a
 same figures come out whenever these are the same. Durations of real decisions are left out here.
 """
 
+import contextlib
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,6 +22,7 @@ from moeless.bootstrap.policies import ORACLE, PolicyOptions, is_serverful, max_
 from moeless.bootstrap.replay import PreparedReplay, ReplayTask, prepare_replay
 from moeless.bootstrap.replay_process import replay_job
 from moeless.bootstrap.replay_runner import describe_job, metrics_config
+from moeless.core.whole_file import written_whole
 from moeless.policies.keep_alive import KEEP_ALIVES
 from moeless.simulator.event_loop import SimulatedClock
 from moeless.simulator.forecasts import build_forecast
@@ -294,13 +295,10 @@ def _load(path: Path) -> Outcome | None:
 
 
 def _save(path: Path, outcome: Outcome) -> None:
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    try:
+    # A cache that cannot be written to is none.
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
+        with written_whole(path) as partial, partial.open("wb") as file:
             np.savez_compressed(
                 file, figures=np.array(json.dumps(outcome.figures)), layer_ms=outcome.layer_ms
             )
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)  # a cache that cannot be written to is none

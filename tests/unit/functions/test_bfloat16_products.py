@@ -2,6 +2,7 @@
 
 import sys
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 import torch
@@ -34,6 +35,24 @@ def multiply(x, weights, sizes_n, *, slots=None, skip=0):
     others = np.setdiff1d(np.arange(len(out)), taken)
     assert (out[others] == 77.0).all()
     return out[taken]
+
+
+@pytest.mark.parametrize("error", [ImportError, AttributeError, RuntimeError])
+def test_a_compiler_that_does_not_know_the_instruction_costs_speed_only(monkeypatch, error):
+    class Finder:
+        def find_spec(self, name, path, target=None):
+            if name == LOOPS:
+                raise error("no such type")
+
+    monkeypatch.delitem(sys.modules, LOOPS, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: {"avx512bf16": True})
+    bfloat16_products.can_multiply.cache_clear()
+    try:
+        assert not bfloat16_products.can_multiply()
+        assert not loops_fit(SHAPE)
+    finally:
+        bfloat16_products.can_multiply.cache_clear()
 
 
 @needs_tiles

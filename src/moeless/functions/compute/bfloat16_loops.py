@@ -32,8 +32,8 @@ _Bits = NDArray[np.uint16]
 _Ints = NDArray[np.int64]
 
 
-class _BFloat(ir.types._BaseFloatType):  # type: ignore[misc]
-    """LLVM's bfloat, which llvmlite does not know."""
+class _BFloat(ir.types._BaseFloatType):  # type: ignore[misc]  # llvmlite has no types
+    """LLVM's bfloat, which llvmlite does not know. Where its base has gone, the import fails."""
 
     null = "0.0"
     intrinsic_name = "bf16"

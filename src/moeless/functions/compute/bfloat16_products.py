@@ -12,6 +12,7 @@ import llvmlite.binding as llvm
 import numba
 import numpy as np
 import torch
+from numba.core.errors import NumbaError
 from numpy.typing import NDArray
 
 from moeless.core.model import ExpertShape
@@ -37,7 +38,10 @@ def can_multiply() -> bool:
     changed = config.CPU_NAME or config.CPU_FEATURES or config.DISABLE_JIT
     if changed or not llvm.get_host_cpu_features().get("avx512bf16", False):
         return False
-    from moeless.functions.compute.bfloat16_loops import multiply_rows
+    try:
+        from moeless.functions.compute.bfloat16_loops import multiply_rows
+    except (ImportError, AttributeError, RuntimeError, NumbaError):
+        return False  # another llvmlite or LLVM, which does not know them in this form
 
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(11, 34, generator=generator).bfloat16()

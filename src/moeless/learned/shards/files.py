@@ -13,8 +13,11 @@ _READ_BYTES = 2**20
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """Give a path to write to; it gets its name when the block ends without an error.
+def written_durably(path: Path) -> Iterator[Path]:
+    """Give a path to write to; it gets its name once it is on the disk.
+
+    Unlike ``core.whole_file`` it survives a machine that goes down, and what is left of it has a
+    name by which it is found.
 
     Args:
         path: The final name; a file that is there is replaced.

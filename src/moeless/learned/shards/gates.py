@@ -12,7 +12,7 @@ from torch import Tensor
 from moeless.core.router import RouterRule
 from moeless.errors import TraceError
 from moeless.learned.gate_predictor import Gate
-from moeless.learned.shards.files import written_whole
+from moeless.learned.shards.files import written_durably
 from moeless.learned.shards.manifest import GATES_FILE, ShardManifest
 
 
@@ -38,7 +38,7 @@ def write_gates(directory: Path, gates: Sequence[Gate]) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    with written_whole(directory / GATES_FILE) as path:
+    with written_durably(directory / GATES_FILE) as path:
         save_file(_name_tensors(gates), path)
 
 

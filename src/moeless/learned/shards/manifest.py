@@ -9,7 +9,7 @@ from typing import Any
 from moeless.core.model import DTYPE_BYTES
 from moeless.core.router import RouterRule
 from moeless.errors import TraceError
-from moeless.learned.shards.files import written_whole
+from moeless.learned.shards.files import written_durably
 
 MANIFEST_FILE = "manifest.json"
 GATES_FILE = "gates.safetensors"
@@ -177,7 +177,7 @@ def write_manifest(directory: Path, manifest: ShardManifest) -> None:
         OSError: It cannot be written.
     """
     content = {"format": _FORMAT, "version": _VERSION, **asdict(manifest)}
-    with written_whole(directory / MANIFEST_FILE) as path:
+    with written_durably(directory / MANIFEST_FILE) as path:
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from moeless.core.model import DTYPE_BYTES
 from moeless.errors import TraceError
 from moeless.learned.gate_predictor import Gate
-from moeless.learned.shards.files import TEMPORARY_SUFFIX, sha256_of, written_whole
+from moeless.learned.shards.files import TEMPORARY_SUFFIX, sha256_of, written_durably
 from moeless.learned.shards.gates import fingerprint_gates, read_gates, write_gates
 from moeless.learned.shards.manifest import (
     GATES_FILE,
@@ -284,7 +284,7 @@ class ShardWriter:
                 tensors[name] = torch.cat(parts)
         number = len(self._manifest.shards) + len(self._unlisted)
         path = self._directory / f"shard-{number:05d}.safetensors"
-        with written_whole(path) as partial:
+        with written_durably(path) as partial:
             save_file(tensors, partial)
         conversation = tensors["conversation"]
         self._unlisted.append(
