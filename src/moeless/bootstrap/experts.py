@@ -245,6 +245,8 @@ def _start_inline(
     sizes = [
         host.add_model(ExpertStore(loaded.directory, loaded.layout, spec), spec) for host in hosts
     ]
+    for host in hosts:
+        host.expect_rows(spec.model_id, config.max_rows)
     clock = SystemClock()
     sink = build_sink(config.events, clock)
     torch_devices = [device.torch_name for device in config.devices]

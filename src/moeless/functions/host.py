@@ -5,6 +5,7 @@ in one thread while invocations run in another. Needs torch.
 """
 
 import contextlib
+import math
 import threading
 import time
 
@@ -24,6 +25,7 @@ from moeless.functions.compute.kernels import (
     is_packed,
     is_stacked,
     keeps_weights,
+    packed_linear,
 )
 from moeless.functions.compute.padded import small_activation
 from moeless.functions.compute.row_products import prepare_row_loops
@@ -31,6 +33,7 @@ from moeless.functions.compute.rows import Rows
 from moeless.functions.compute.together import run_together
 from moeless.functions.compute.weight_stack import WeightStack
 from moeless.functions.compute.workspace import Workspace
+from moeless.functions.headroom import SMALL_BYTES, invocation_bytes, require_room
 from moeless.functions.segment_status import FAILED, NOT_WARM, OK
 from moeless.functions.store.digest import digest_weights
 from moeless.functions.store.expert_weights import ExpertWeights
@@ -48,21 +51,14 @@ def function_bytes(shape: ExpertShape, device: str) -> int:
         shape: The expert.
         device: A torch device name; only its kind matters, nothing is allocated on a GPU.
     """
-    if not device.startswith("cpu") or is_stacked(shape, device):
+    if not is_packed(shape, device):
         return shape.num_bytes
-    dtype = getattr(torch, shape.dtype)
-    matrix = torch.zeros(shape.intermediate, shape.hidden, dtype=dtype)
-    inner = torch.zeros(shape.intermediate, dtype=dtype) if shape.bias else None
-    outer = torch.zeros(shape.hidden, dtype=dtype) if shape.bias else None
-    blank = ExpertWeights(
-        gate=matrix,
-        up=matrix,
-        down=matrix.t().contiguous(),
-        gate_bias=inner,
-        up_bias=inner,
-        down_bias=outer,
-    )
-    return build_kernel(blank, device).num_bytes
+    dtype: torch.dtype = getattr(torch, shape.dtype)
+    sizes = (2 * shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)
+    # One after the other: where this finds memory, an instance does, too, or nearly so.
+    packed_bytes = sum(packed_linear(torch.zeros(size, dtype=dtype), None)[1] for size in sizes)
+    weights_bytes = sum(math.prod(size) for size in sizes) * dtype.itemsize
+    return packed_bytes + shape.num_bytes - weights_bytes
 
 
 def _first_line(error: Exception) -> str:
@@ -86,6 +82,7 @@ class ExpertHost:
         self._bytes: dict[FunctionId, int] = {}
         self._function_bytes: dict[str, int] = {}
         self._digests: dict[FunctionId, str] = {}
+        self._rows: dict[str, int] = {}  # the most that an invocation may have
         self._read_memory = ReadMemory()
         self._as_read: dict[FunctionId, ExpertWeights] = {}
         self._workspace = Workspace()
@@ -105,6 +102,11 @@ class ExpertHost:
         Raises:
             FunctionError: There is not even memory for one of them.
         """
+        try:
+            # For finding out what an instance holds.
+            require_room(3 * spec.expert.num_bytes // 2, self._headroom_bytes())
+        except MemoryError as error:
+            raise self._cannot_hold(spec.model_id, error) from error
         self._stores[spec.model_id] = store
         self._specs[spec.model_id] = spec
         self._activations[spec.model_id] = small_activation(spec.expert, self._device)
@@ -114,11 +116,13 @@ class ExpertHost:
         try:
             num_bytes = function_bytes(spec.expert, self._device)
         except (MemoryError, RuntimeError) as error:
-            raise FunctionError(
-                f"{self._device} cannot hold {spec.model_id}: {_first_line(error)}"
-            ) from error
+            raise self._cannot_hold(spec.model_id, error) from error
         self._function_bytes[spec.model_id] = num_bytes
         return num_bytes
+
+    def expect_rows(self, model: str, rows: int) -> None:
+        """An engine may invoke instances of a model with so many rows: loads leave room for it."""
+        self._rows[model] = max(rows, self._rows.get(model, 0))
 
     def should_fetch(self, function: FunctionId) -> bool:
         """Whether fetching a function ahead of its load pays.
@@ -162,15 +166,15 @@ class ExpertHost:
         if function in self._kernels:
             return self._bytes[function]
         store = self._stores[function.model]
-        work_in_background()
         try:
+            require_room(self._needed_bytes(function), self._headroom_bytes())
+            work_in_background()
             memory = self._memory_for(self._specs[function.model].expert)
             weights = store.load(function.layer, function.expert, memory=memory)
             self._check(function, digest_weights(weights), digest)
             kernel = self._build(function, weights, memory)
         except (MemoryError, RuntimeError) as error:  # torch's allocator raises the latter
-            reason = _first_line(error)
-            raise FunctionError(f"{self._device} cannot hold {function}: {reason}") from error
+            raise self._cannot_hold(function, error) from error
         self._kernels[function] = kernel
         self._bytes[function] = self._function_bytes[function.model]
         return self._bytes[function]
@@ -189,6 +193,7 @@ class ExpertHost:
         weights = self._as_read.pop(function)
         # Without memory for the other layout it stays as it is.
         with contextlib.suppress(MemoryError, RuntimeError):
+            require_room(self._function_bytes[function.model], self._headroom_bytes())
             self._kernels[function] = build_kernel(weights, self._device)
         return True
 
@@ -204,6 +209,33 @@ class ExpertHost:
                 f"{function.expert} are not those that were served before: a file of the "
                 f"checkpoint was changed; restore it, or restart with the new one"
             )
+
+    def _cannot_hold(self, what: object, error: Exception) -> FunctionError:
+        return FunctionError(f"{self._device} cannot hold {what}: {_first_line(error)}")
+
+    def _headroom_bytes(self) -> int:
+        """What a load must leave to everything else."""
+        if not self._device.startswith("cpu"):
+            return SMALL_BYTES
+        rows = [
+            invocation_bytes(self._specs[model].expert, rows)
+            for model, rows in self._rows.items()
+            if model in self._specs
+        ]
+        return SMALL_BYTES + max(rows, default=0)
+
+    def _needed_bytes(self, function: FunctionId) -> int:
+        """The most that a load allocates."""
+        spec, read_bytes = self._specs[function.model], self._stores[function.model].load_bytes
+        laid_out_bytes = self._function_bytes[function.model]
+        if is_packed(spec.expert, self._device) and read_bytes <= laid_out_bytes:
+            return read_bytes  # it stays as it was read for now
+        needed = read_bytes + laid_out_bytes
+        if is_stacked(spec.expert, self._device) and (
+            (function.model, function.layer) not in self._stacks
+        ):
+            needed += spec.num_experts * spec.expert.num_bytes
+        return needed
 
     def _memory_for(self, shape: ExpertShape) -> ReadMemory | None:
         """Where an expert is read to; None for memory of its own."""

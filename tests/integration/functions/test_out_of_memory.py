@@ -11,9 +11,13 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
+from driven_worker import DrivenWorker
+from moeless.engines.transformers.loader import load_engine_model
+from moeless.functions.headroom import SMALL_BYTES, invocation_bytes
 from moeless.telemetry.metrics import register_runtime
 
 LAYERS, EXPERTS, HIDDEN, INTERMEDIATE = 1, 8, 1024, 2048  # 25 MB an expert
+ROWS = 64
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +54,7 @@ def test_loads_that_find_no_memory_are_rolled_back_and_repeated_and_no_token_cha
     large, serve, tokens_of, wait_until
 ):
     directory, expected = large
-    served = serve(directory, slots=LAYERS * EXPERTS, spare_workers=1, max_rows=64)
+    served = serve(directory, slots=LAYERS * EXPERTS, spare_workers=1, max_rows=ROWS)
     assert tokens_of(served.model) == expected
     wait_until(lambda: served.client.report()["spare_pids"])
     (successor,) = served.client.report()["spare_pids"]
@@ -58,8 +62,11 @@ def test_loads_that_find_no_memory_are_rolled_back_and_repeated_and_no_token_cha
     planned_LED = board.planned_LED.copy()
     victim = served.worker_pids()[0]
     held = served.client.report()["resident_bytes_D"][1]
-    # What its predecessor has, which serves the same, without the last of its four experts.
-    limit_memory(successor, psutil.Process(victim).memory_info().data - held // 4)
+    # What its predecessor has, which serves the same, without the last of its four experts; and
+    # what loads leave alone.
+    spare_bytes = SMALL_BYTES + invocation_bytes(served.loaded.spec.expert, ROWS)
+    limit_bytes = psutil.Process(victim).memory_info().data - held // 4 + spare_bytes
+    limit_memory(successor, limit_bytes)
 
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: served.client.report()["failed_loads_D"][0] > 0)
@@ -81,3 +88,32 @@ def test_loads_that_find_no_memory_are_rolled_back_and_repeated_and_no_token_cha
     assert tokens_of(served.model) == expected
     assert served.client.report()["worker_restarts"] == [1, 0]
     served.close()
+
+
+def test_a_worker_survives_loads_at_every_limit_that_leaves_it_its_headroom(large):
+    directory, _ = large
+    loaded = load_engine_model(directory)
+    experts, size = list(range(4)), loaded.spec.expert.num_bytes
+    fresh_rows = iter(range(2, ROWS))  # for each of these oneDNN asks for memory of its own
+    with DrivenWorker(loaded, rows=ROWS) as worker:
+        assert worker.load(experts) == experts
+        expected_SH = worker.invoke(experts, rows=1)
+        assert list(expected_SH) == experts
+        refused = []
+        headroom_bytes = SMALL_BYTES + invocation_bytes(loaded.spec.expert, ROWS)
+        for quarters in range(20):
+            worker.evict(experts)
+            now_bytes = psutil.Process(worker.pid).memory_info().data
+            limit_memory(worker.pid, now_bytes + headroom_bytes + quarters * size // 4)
+            rows = next(fresh_rows)
+            warm = worker.load(experts, meanwhile=lambda r=rows: worker.invoke(experts, rows=r))
+            for rows in (1, next(fresh_rows)):
+                y_SH = worker.invoke(experts, rows=rows)
+                assert list(y_SH) == warm
+                for expert in warm:
+                    torch.testing.assert_close(y_SH[expert][:1], expected_SH[expert])
+            refused.append(len(experts) - len(warm))
+            limit_memory(worker.pid, resource.RLIM_INFINITY)
+        assert refused[0] == 4
+        assert refused[-1] == 0
+        assert worker.load(experts) == experts

@@ -13,6 +13,7 @@ from moeless.errors import CheckpointError, FunctionError
 from moeless.functions.compute import together
 from moeless.functions.compute.kernels import gated_activation
 from moeless.functions.compute.padded import Padding, small_activation
+from moeless.functions.headroom import SMALL_BYTES, invocation_bytes
 from moeless.functions.host import NOT_WARM, OK, ExpertHost, function_bytes
 from moeless.functions.store.digest import digest_weights
 from moeless.functions.store.expert_weights import ExpertWeights
@@ -27,6 +28,7 @@ class Store:
     def __init__(self, shape):
         self._shape = shape
         self.seed = 0
+        self.load_bytes = shape.num_bytes
 
     def load(self, layer, expert, *, memory=None):
         generator = torch.Generator().manual_seed(self.seed + 100 * layer + expert)
@@ -405,6 +407,77 @@ def test_memory_that_runs_out_is_said_with_the_instance(monkeypatch):
     with pytest.raises(FunctionError, match=r"cpu cannot hold .*no address space for 6 experts"):
         host.load(FunctionId("m", 1, 0))
     assert host.resident_bytes == 0
+
+
+def without_room(monkeypatch):
+    """What is looked for: what a load takes, and what it leaves; there is none from now on."""
+    asked = []
+
+    def refuse(load_bytes, headroom_bytes):
+        asked.append((load_bytes, headroom_bytes))
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("moeless.functions.host.require_room", refuse)
+    return asked
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_without_room_a_load_does_not_even_begin_to_read(shape, monkeypatch):
+    host, store = make_host(SHAPES[shape], warm=(0,))
+    monkeypatch.setattr(store, "load", lambda *_, **__: pytest.fail("it was read"))
+    without_room(monkeypatch)
+    with pytest.raises(FunctionError, match=r"cpu cannot hold .*no room"):
+        host.load(FunctionId("m", 1, 1))
+    invoke_and_check(host, Store(SHAPES[shape]), SHAPES[shape], ROUTES["all experts"], warm=[0])
+
+
+def test_a_model_whose_instances_find_no_room_is_refused(monkeypatch):
+    without_room(monkeypatch)
+    with pytest.raises(FunctionError, match="cpu cannot hold m: no room"):
+        make_host(SHAPES["large"])
+
+
+def test_without_room_for_another_layout_an_instance_stays_as_it_was_read(monkeypatch):
+    host, store = make_host(SHAPES["large"])
+    without_room(monkeypatch)
+    assert lay_out_all(host) == EXPERTS
+    segments = ROUTES["all experts"]
+    invoke_and_check(host, store, SHAPES["large"], segments, warm=range(EXPERTS))
+
+
+def test_loads_leave_room_for_the_largest_invocation_that_any_engine_may_ask_for(monkeypatch):
+    shape = SHAPES["large"]
+    host, _ = make_host(shape, warm=())
+    asked = without_room(monkeypatch)
+    for rows in (8, 512, 64):
+        host.expect_rows("m", rows)
+        with pytest.raises(FunctionError):
+            host.load(FunctionId("m", 1, 0))
+    most = SMALL_BYTES + invocation_bytes(shape, 512)
+    assert asked == [
+        (shape.num_bytes, SMALL_BYTES + invocation_bytes(shape, 8)),
+        (shape.num_bytes, most),
+        (shape.num_bytes, most),
+    ]
+
+
+def test_what_is_decoded_takes_room_for_what_was_read_and_what_comes_of_it(monkeypatch):
+    host, store = make_host(SHAPES["large"], warm=(), store=DecodingStore)
+    store.load_bytes = 3 * SHAPES["large"].num_bytes
+    asked = without_room(monkeypatch)
+    with pytest.raises(FunctionError):
+        host.load(FunctionId("m", 1, 0))
+    assert asked[0][0] == store.load_bytes + function_bytes(SHAPES["large"], "cpu")
+
+
+def test_the_first_instance_of_a_layer_takes_room_for_the_stack_of_all(monkeypatch):
+    shape = SHAPES["small"]
+    host, _ = make_host(shape, warm=(0,))
+    asked = without_room(monkeypatch)
+    for layer in (0, 1):
+        with pytest.raises(FunctionError):
+            host.load(FunctionId("m", layer, 1))
+    assert asked[0][0] - asked[1][0] == EXPERTS * shape.num_bytes
 
 
 def test_a_thread_that_loads_leaves_the_threads_of_others_as_they_were():

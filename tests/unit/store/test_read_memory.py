@@ -27,6 +27,18 @@ def test_one_block_for_all_experts_holds_each_in_turn(family, original, tmp_path
             assert b.dtype == a.dtype
 
 
+@pytest.mark.parametrize(("family", "original"), CASES)
+def test_a_load_takes_no_more_than_was_said_beforehand(family, original, tmp_path):
+    store = open_store(save(FAMILIES[family](), tmp_path, original=original))
+    memory = ReadMemory()
+    store.load(0, 0, memory=memory)
+    assert store.bytes_of_function <= memory.needed_bytes
+    # Small tensors are rounded up to cache lines.
+    assert memory.needed_bytes <= store.load_bytes + 64 * 8
+    if memory.needed_bytes <= store.bytes_of_function + 64 * 8:
+        assert store.load_bytes == store.bytes_of_function
+
+
 def test_gate_and_up_are_joined_without_a_copy_from_the_second_expert_on(tmp_path):
     store = open_store(save(make_tiny("mixtral"), tmp_path, original=True))
     memory = ReadMemory()

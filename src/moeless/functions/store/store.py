@@ -1,6 +1,7 @@
 """Reads the weights of single experts from a checkpoint."""
 
 import contextlib
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +21,10 @@ from moeless.functions.store.sources import (
     read_single,
     stored_ranges,
 )
+
+_DECODING = 3
+"""Memory of decoding or converting, what was read and the result included, as a multiple of the
+result (measured for bfloat16: 2.5 for MXFP4)."""
 
 
 class ExpertStore:
@@ -53,6 +58,22 @@ class ExpertStore:
     def bytes_of_function(self) -> int:
         """Bytes of one loaded expert; the same for all of them."""
         return self._spec.expert.num_bytes
+
+    @cached_property
+    def load_bytes(self) -> int:
+        """The most memory that loading one expert takes at a time, the result included.
+
+        Raises:
+            CheckpointError: A tensor or its shard is missing or damaged.
+        """
+        as_read = self.bytes_of_function
+        stored, straight = 0, True
+        for source, part in self._parts():
+            straight &= source.codec == "plain" and not (source.transposed or source.interleaved)
+            for key in fill_keys(source, self._spec.layer_ids[0], 0):
+                for _, _, num_bytes in stored_ranges(self._index, source, key, part, 0):
+                    stored += num_bytes
+        return as_read if straight and stored == as_read else _DECODING * as_read
 
     def validate(self) -> None:
         """Check that all experts of all layers are there, from the shards' headers alone.

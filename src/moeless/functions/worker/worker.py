@@ -233,6 +233,7 @@ class Worker:
         box = shared_memory.attach(mailbox_fd)
         close_all([payload_fd, mailbox_fd])
         mailbox = Mailbox(box, shape)
+        self._host.expect_rows(message["model"], shape.max_rows)
         self._engines[message["engine"]] = _Engine(
             model=message["model"],
             payload=Payload(payload, shape),
