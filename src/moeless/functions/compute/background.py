@@ -10,7 +10,18 @@ import threading
 
 import torch
 
+_PARALLEL_ELEMENTS = 1 << 17
+"""More than what torch leaves to one thread."""
 _entered = threading.local()
+
+
+def start_helpers() -> None:
+    """Have the threads started that help the main thread compute.
+
+    They would start with the first large product, and OpenMP ends a process that has no memory
+    for their stacks then.
+    """
+    torch.ones(_PARALLEL_ELEMENTS).mul_(2)
 
 
 def work_in_background() -> None:

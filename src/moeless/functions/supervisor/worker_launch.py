@@ -69,7 +69,7 @@ class WorkerLaunch:
             return "hung up"
         if code >= 0:
             return f"ended with code {code}"
-        return f"ended by signal {-code}"
+        return f"ended by signal {-code} ({signal.strsignal(-code)})"
 
     def kill(self) -> None:
         """End it now; nothing it holds needs saving.

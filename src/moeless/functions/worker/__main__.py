@@ -2,6 +2,7 @@
 
 import argparse
 import ctypes
+import faulthandler
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Run a worker until the supervisor closes the connection."""
+    faulthandler.enable()  # should a library crash, stderr says where
     parser = argparse.ArgumentParser(prog="moeless-worker")
     parser.add_argument("--socket-fd", type=int, required=True)
     parser.add_argument("--device", required=True)
@@ -46,9 +48,11 @@ def main() -> None:
 
     import torch  # after the affinity is in place
 
+    from moeless.functions.compute.background import start_helpers
     from moeless.functions.worker.worker import Worker
 
     torch.set_num_threads(arguments.threads)
+    start_helpers()
     exempt_what_stays()
     Worker(connection, device=device, spin_s=arguments.spin_us * 1e-6).run()
 
