@@ -62,10 +62,10 @@ def test_loads_that_find_no_memory_are_rolled_back_and_repeated_and_no_token_cha
     planned_LED = board.planned_LED.copy()
     victim = served.worker_pids()[0]
     held = served.client.report()["resident_bytes_D"][1]
-    # What its predecessor has, which serves the same, without the last of its four experts; and
-    # what loads leave alone.
+    # What its predecessor has, which serves the same, without two of its four experts (it may be
+    # laying one out, which takes as much as another one), and what loads leave alone.
     spare_bytes = SMALL_BYTES + invocation_bytes(served.loaded.spec.expert, ROWS)
-    limit_bytes = psutil.Process(victim).memory_info().data - held // 4 + spare_bytes
+    limit_bytes = psutil.Process(victim).memory_info().data - held // 2 + spare_bytes
     limit_memory(successor, limit_bytes)
 
     os.kill(victim, signal.SIGKILL)
