@@ -14,7 +14,7 @@ from moeless.functions.supervisor.config import WorkerConfig
 from moeless.functions.supervisor.worker_launch import launch_worker
 from moeless.functions.wire import layout_to_json, spec_to_json
 
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 120.0
 
 
 class DrivenWorker:
