@@ -78,7 +78,7 @@ class DrivenWorker:
             meanwhile: Called again and again until the worker has answered.
         """
         for expert in experts:
-            self._order("load", function=self._function(expert), digest=None)
+            self._order("load", functions=[self._function(expert)], digests=[None])
         open_orders, warm = len(experts), []
         while open_orders:
             if meanwhile is not None:
@@ -92,7 +92,7 @@ class DrivenWorker:
                 self._launch.connection.settimeout(_TIMEOUT_S)
             open_orders -= 1
             if answer["op"] == "loaded":
-                warm.append(answer["function"][2])
+                warm += [function[2] for function in answer["functions"]]
             else:
                 assert "cannot hold" in answer["reason"], answer["reason"]
         return warm

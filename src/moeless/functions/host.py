@@ -8,6 +8,7 @@ import contextlib
 import math
 import threading
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -125,10 +126,7 @@ class ExpertHost:
         self._rows[model] = max(rows, self._rows.get(model, 0))
 
     def should_fetch(self, function: FunctionId) -> bool:
-        """Whether fetching a function ahead of its load pays.
-
-        Small ones the system reads ahead by itself, with what lies before them.
-        """
+        """Whether fetching a function ahead of its load pays; small ones are expected."""
         spec = self._specs.get(function.model)
         return spec is not None and spec.expert.num_bytes >= _FETCHED_FROM_BYTES
 
@@ -136,6 +134,15 @@ class ExpertHost:
         """Whether a load allocates blocks for the weights: small ones have their layer's stack."""
         spec = self._specs.get(function.model)
         return spec is not None and not is_stacked(spec.expert, self._device)
+
+    def expect(self, functions: Sequence[FunctionId]) -> None:
+        """Small functions will be loaded soon: have the system begin to read them."""
+        experts: dict[tuple[str, int], list[int]] = {}
+        for model, layer, expert in functions:
+            experts.setdefault((model, layer), []).append(expert)
+        for (model, layer), those in experts.items():
+            if model in self._stores:
+                self._stores[model].expect(layer, those)
 
     def fetch(self, function: FunctionId) -> None:
         """A function will be loaded soon: have its bytes read into the system's memory."""

@@ -3,6 +3,7 @@
 Single-threaded like the platform. It must not know torch, sockets or processes.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from moeless.core.plan import ReplicaArray
 from moeless.core.ports import Clock
 from moeless.functions.host_port import HostPort
 from moeless.functions.lifecycle import Instance
+from moeless.functions.load_limits import LoadLimits
 from moeless.functions.model_placement import ModelPlacement
 from moeless.functions.pool import DevicePool, Evict, Load
 
@@ -25,29 +27,42 @@ class HostOrders:
     Args:
         models: By id; kept up to date by the owner.
         clock: The time.
+        limits: Say which loads make one order.
     """
 
-    def __init__(self, models: Mapping[str, ModelPlacement], *, clock: Clock) -> None:
+    def __init__(
+        self, models: Mapping[str, ModelPlacement], *, clock: Clock, limits: LoadLimits
+    ) -> None:
         self._models = models
         self._clock = clock
+        self._limits = limits
         self._load_began_s: dict[tuple[FunctionId, int], float] = {}
         self.hosts: dict[int, HostPort] = {}
         """By device, of the devices that are up; kept up to date by the owner."""
 
     def carry_out(self, pool: DevicePool, orders: Sequence[Load | Evict]) -> None:
         """Have orders of one device carried out, which must be up."""
-        host = self.hosts[pool.device]
-        for order in orders:
-            function = order.function
-            model = self._models[function.model]
-            if isinstance(order, Load):
-                self._load_began_s[function, pool.device] = self._clock.now_s()
-                self._account(pool.instance(function), +1)
-                host.load(function)
-            else:
+        for is_load, group in itertools.groupby(orders, key=lambda order: isinstance(order, Load)):
+            if is_load:
+                self._load(pool, [order.function for order in group])
+                continue
+            for order in group:
+                assert isinstance(order, Evict)
+                function = order.function
+                model = self._models[function.model]
                 model.board.warm_LED[function.layer, function.expert, pool.device] = 0
                 model.unsettle(function.layer)
-                host.evict(function, reason=order.reason)
+                self.hosts[pool.device].evict(function, reason=order.reason)
+
+    def _load(self, pool: DevicePool, functions: Sequence[FunctionId]) -> None:
+        loads: list[tuple[FunctionId, int]] = []
+        for function in functions:
+            instance = pool.instance(function)
+            self._load_began_s[function, pool.device] = self._clock.now_s()
+            self._account(instance, +1)
+            loads.append((function, instance.num_bytes))
+        for batch in self._limits.batches(loads):
+            self.hosts[pool.device].load(*batch)
 
     def advance(self, pool: DevicePool) -> None:
         """Have all carried out that the pool of a device that is up wants and can afford now."""

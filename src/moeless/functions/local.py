@@ -18,6 +18,7 @@ from moeless.errors import FunctionError, UnavailableError
 from moeless.functions.board import Board
 from moeless.functions.client import Report, describe_wait
 from moeless.functions.load_intake import LoadConsumer, LoadIntake
+from moeless.functions.load_limits import BATCH_BYTES, LoadLimits
 from moeless.functions.model_placement import ModelPlacement
 from moeless.functions.order_queue import IdleHost, OrderQueue
 from moeless.functions.platform import Platform
@@ -48,9 +49,9 @@ class _LoaderThread:
         self._thread = threading.Thread(target=self._run, name=f"loader-{device}", daemon=True)
         self._thread.start()
 
-    def load(self, function: FunctionId) -> None:
+    def load(self, *functions: FunctionId) -> None:
         """Begin to load."""
-        self._orders.put(lambda: self._load(function))
+        self._orders.put(lambda: self._load(functions))
 
     def evict(self, function: FunctionId, *, reason: str) -> None:
         """Begin to evict."""
@@ -65,14 +66,19 @@ class _LoaderThread:
         while (order := self._orders.take()) is not None:
             order()
 
-    def _load(self, function: FunctionId) -> None:
-        try:
-            self._host.load(function)
-        except Exception as error:  # noqa: BLE001 - whatever it was, tokens wait for an answer
-            reason = str(error) or type(error).__name__
-            self._tasks.put(lambda p: p.failed(self._device, function, reason=reason))
-        else:
-            self._tasks.put(lambda p: p.loaded(self._device, function))
+    def _load(self, functions: Sequence[FunctionId]) -> None:
+        loaded = []
+        for function in functions:
+            try:
+                self._host.load(function)
+                loaded.append(function)
+            except Exception as error:  # noqa: BLE001 - whatever it was, tokens wait for an answer
+                self._report_failure(function, str(error) or type(error).__name__)
+        if loaded:
+            self._tasks.put(lambda p: p.loaded(self._device, *loaded))
+
+    def _report_failure(self, function: FunctionId, reason: str) -> None:
+        self._tasks.put(lambda p: p.failed(self._device, function, reason=reason))
 
     def _evict(self, function: FunctionId, reason: str) -> None:
         self._host.evict(function)
@@ -123,7 +129,13 @@ class LocalClient:
         self._closed = False
         self._failure: str | None = None
         self._loads_pending = False
-        self._platform = Platform(budgets_bytes, clock=clock, keep_alive=keep_alive, sink=sink)
+        self._platform = Platform(
+            budgets_bytes,
+            clock=clock,
+            keep_alive=keep_alive,
+            sink=sink,
+            limits=LoadLimits(batch_bytes=BATCH_BYTES),
+        )
         self._model = self._platform.add_model(
             spec, function_bytes=function_bytes, board=self._board
         )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moeless.core.events import InstanceEvicted, InstanceLoaded, LoadFailed
+from moeless.core.events import InstanceEvicted, LoadFailed
 from moeless.core.memory_share import NO_SHARE, MemoryShare
 from moeless.core.model import FunctionId, ModelSpec
 from moeless.core.ports import Clock, EventSink, KeepAlive
@@ -23,6 +23,7 @@ from moeless.functions.evacuation import Evacuation
 from moeless.functions.host_orders import HostOrders
 from moeless.functions.host_port import HostPort
 from moeless.functions.idle_instances import IdleInstances
+from moeless.functions.load_limits import ONE_BY_ONE, LoadLimits
 from moeless.functions.load_retries import LoadRetries
 from moeless.functions.model_placement import ModelPlacement
 from moeless.functions.need_order import NeedOrder
@@ -41,6 +42,7 @@ class Platform:
         keep_alive: How long idle instances stay.
         sink: Receives events.
         linger_s: How long idle instances of a model without engines stay at most.
+        limits: Of loads under way on each device.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Platform:
         keep_alive: KeepAlive,
         sink: EventSink,
         linger_s: float = math.inf,
+        limits: LoadLimits = ONE_BY_ONE,
     ) -> None:
         self.clock = clock
         self.models: dict[str, ModelPlacement] = {}
@@ -67,11 +70,12 @@ class Platform:
         )
         order = NeedOrder(self.models, waiters=self._desk, shares=self._sharing.shares)
         self.pools += [
-            DevicePool(device=d, budget_bytes=b, order=order) for d, b in enumerate(budgets_bytes)
+            DevicePool(device=device, budget_bytes=num_bytes, order=order, limits=limits)
+            for device, num_bytes in enumerate(budgets_bytes)
         ]
         self.in_use = self._find_in_use()
         """Devices that have a budget, up or not: plans are made for those."""
-        self.orders = HostOrders(self.models, clock=clock)
+        self.orders = HostOrders(self.models, clock=clock, limits=limits)
         self._departures = Departures(
             self.pools,
             self.orders,
@@ -307,9 +311,16 @@ class Platform:
 
     # Reports of hosts
 
-    def loaded(self, device: int, function: FunctionId) -> None:
-        """A load has ended well."""
+    def loaded(self, device: int, *functions: FunctionId) -> None:
+        """Loads have ended well."""
         now_s = self.clock.now_s()
+        for function in functions:
+            self._note_loaded(device, function, now_s)
+        for model, layer in dict.fromkeys((f.model, f.layer) for f in functions):
+            self.release_surplus(self.models[model], layer)
+        self.advance()
+
+    def _note_loaded(self, device: int, function: FunctionId, now_s: float) -> None:
         instance = self.pools[device].loaded(function, now_s=now_s)
         began_s = self.orders.end_load(function, device)
         model = self.models[function.model]
@@ -320,17 +331,7 @@ class Platform:
         model.blocking_loads += instance.blocking
         self._retries.note_success(function, device)
         self._desk.note_loaded(model, function)
-        self._news.ended(
-            InstanceLoaded,
-            function,
-            device,
-            time_s=now_s,
-            num_bytes=instance.num_bytes,
-            load_s=now_s - began_s,
-            blocking=instance.blocking,
-        )
-        self.release_surplus(model, function.layer)
-        self.advance()
+        self._news.loaded(instance, began_s=began_s, time_s=now_s)
 
     def failed(
         self, device: int, function: FunctionId, *, reason: str, elsewhere: bool = False

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from moeless.core.events import DemandTaken, Event
+from moeless.core.events import DemandTaken, Event, InstanceLoaded
 from moeless.core.model import FunctionId
 from moeless.core.ports import EventSink
+from moeless.functions.lifecycle import Instance
 
 
 class PlatformNews:
@@ -22,6 +23,18 @@ class PlatformNews:
         """Tokens wait for experts of a layer."""
         self._sink.emit(
             DemandTaken(time_s=time_s, model=model, layer=layer, experts=tuple(experts))
+        )
+
+    def loaded(self, instance: Instance, *, began_s: float, time_s: float) -> None:
+        """A load has ended well."""
+        self.ended(
+            InstanceLoaded,
+            instance.function,
+            instance.device,
+            time_s=time_s,
+            num_bytes=instance.num_bytes,
+            load_s=time_s - began_s,
+            blocking=instance.blocking,
         )
 
     def ended(

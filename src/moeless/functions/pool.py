@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from moeless.core.model import FunctionId
 from moeless.errors import BudgetError
 from moeless.functions.lifecycle import Instance, State, Step
+from moeless.functions.load_limits import ONE_BY_ONE, LoadLimits
 from moeless.functions.load_queue import LoadQueue, Wanted
 from moeless.functions.pool_order import PoolOrder
 
@@ -39,22 +40,28 @@ class DevicePool:
         device: Device index.
         budget_bytes: Bytes that instances may hold at any time.
         order: Ranks functions for loading and eviction.
-        max_loads: Loads in flight at once.
+        limits: Of loads under way at once.
     """
 
     def __init__(
-        self, *, device: int, budget_bytes: int, order: PoolOrder, max_loads: int = 2
+        self,
+        *,
+        device: int,
+        budget_bytes: int,
+        order: PoolOrder,
+        limits: LoadLimits = ONE_BY_ONE,
     ) -> None:
         self.device = device
         self.budget_bytes = budget_bytes
         self._order = order
-        self._max_loads = max_loads
+        self._limits = limits
         self._instances: dict[FunctionId, Instance] = {}
         self._queue = LoadQueue(order)
         self._held_bytes = 0
         self._bytes_of: Counter[str] = Counter()
         self._draining_bytes = 0
         self._num_loading = 0
+        self._loading_bytes = 0
         self._num_draining = 0
 
     @property
@@ -180,11 +187,11 @@ class DevicePool:
             Orders, to be carried out in this order.
         """
         orders: list[Load | Evict] = []
-        if not self._queue or self._num_loading >= self._max_loads:
+        if not self._queue or not self._admits(1):
             return orders
         waiting: set[str] = set()  # models whose most urgent load has no room
         for function, wanted in self._queue.most_urgent_first():
-            if self._num_loading >= self._max_loads:
+            if not self._admits(wanted.num_bytes):
                 break
             if function.model in waiting:
                 continue
@@ -194,6 +201,8 @@ class DevicePool:
                 continue
             short = self._held_bytes + wanted.num_bytes - self.budget_bytes
             if short > 0:
+                if self._num_loading >= self._limits.loads:
+                    break  # only free room has more loads under way than that
                 evictions = self._make_room(function, short, wanted, now_s=now_s)
                 if evictions is not None or wanted.blocking:
                     orders += evictions or []
@@ -208,6 +217,7 @@ class DevicePool:
             )
             instance.take(Step.LOAD, now_s=now_s)
             self._num_loading += 1
+            self._loading_bytes += wanted.num_bytes
             self._instances[function] = instance
             self._held_bytes += wanted.num_bytes
             self._bytes_of[function.model] += wanted.num_bytes
@@ -231,6 +241,7 @@ class DevicePool:
         instance = self._instances[function]
         instance.take(Step.LOADED, now_s=now_s)
         self._num_loading -= 1
+        self._loading_bytes -= instance.num_bytes
         return instance
 
     def failed(self, function: FunctionId, *, now_s: float) -> Instance:
@@ -269,6 +280,11 @@ class DevicePool:
             if instance.state is State.WARM
             and (idle_s := now_s - instance.idle_since_s) >= keep_s(instance.function, idle_s)
         ]
+
+    def _admits(self, num_bytes: int) -> bool:
+        return self._limits.admits(
+            num_bytes, under_way=self._num_loading, under_way_bytes=self._loading_bytes
+        )
 
     def _make_room(
         self, function: FunctionId, short_bytes: int, wanted: Wanted, *, now_s: float
@@ -317,7 +333,9 @@ class DevicePool:
 
     def _drop(self, function: FunctionId, step: Step, *, now_s: float) -> Instance:
         instance = self._instances[function]
-        self._num_loading -= instance.state is State.LOADING
+        if instance.state is State.LOADING:
+            self._num_loading -= 1
+            self._loading_bytes -= instance.num_bytes
         if instance.state is State.DRAINING:
             self._num_draining -= 1
             self._draining_bytes -= instance.num_bytes

@@ -38,11 +38,12 @@ class SimulatedHost:
         self._on_change = on_change
         self._link_free_s = 0.0
 
-    def load(self, function: FunctionId) -> None:
+    def load(self, *functions: FunctionId) -> None:
         """Begin to load; the platform is told when the bytes have arrived."""
-        begin_s = max(self._loop.clock.time_s, self._link_free_s)
-        self._link_free_s = begin_s + self._load_s
-        self._loop.at(self._link_free_s, partial(self._end_load, function))
+        for function in functions:
+            begin_s = max(self._loop.clock.time_s, self._link_free_s)
+            self._link_free_s = begin_s + self._load_s
+            self._loop.at(self._link_free_s, partial(self._end_load, function))
 
     def evict(self, function: FunctionId, *, reason: str) -> None:
         """Evict; the platform is told at once, but not before its caller has returned."""

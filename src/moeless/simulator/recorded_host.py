@@ -49,9 +49,9 @@ class RecordedHost:
     _orders: deque[_Order] = field(default_factory=deque)
     _absences: dict[FunctionId, list[Absence]] = field(default_factory=dict)
 
-    def load(self, function: FunctionId) -> None:
+    def load(self, *functions: FunctionId) -> None:
         """Begin to load."""
-        self._orders.append(_Order(function=function))
+        self._orders += [_Order(function=function) for function in functions]
 
     def evict(self, function: FunctionId, *, reason: str) -> None:
         """Begin to evict."""

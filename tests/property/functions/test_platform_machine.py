@@ -14,6 +14,7 @@ from moeless.core.model import ExpertShape, ModelSpec
 from moeless.core.plan import Plan, diff_plan
 from moeless.functions.board import EngineBoard, ModelBoard
 from moeless.functions.lifecycle import State
+from moeless.functions.load_limits import LoadLimits
 from moeless.functions.platform import Platform
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
 from moeless.telemetry.memory import MemorySink
@@ -21,6 +22,7 @@ from moeless.telemetry.memory import MemorySink
 LAYERS, EXPERTS = 3, 4
 BYTES = 10
 KEEP_S = 20.0
+STUCK_S = 10.0  # an engine that has stood still for so long without waiting keeps nothing
 
 SPEC = ModelSpec(
     model_id="m",
@@ -43,21 +45,23 @@ class Host:
         self.machine, self.device = machine, device
         self.orders = []
 
-    def load(self, function):
-        assert function not in self.loading | self.draining
-        self.orders.append(("load", function, ""))
+    def load(self, *functions):
+        assert not self.loading.union(self.draining).intersection(functions)
+        assert len(functions) * BYTES <= max(BYTES, self.machine.batch_bytes)
+        self.orders.append(("load", functions, ""))
 
     def evict(self, function, *, reason):
         assert function not in self.loading | self.draining
         machine, board = self.machine, self.machine.board
         running = [e for e, b in machine.boards.items() if function.layer == b.layer[0]]
+        stuck = {e for e in running if machine.model.activity.still_s(e) >= STUCK_S}
         if reason == "room" and not board.warm_LED[function.layer, function.expert].any():
             # Only from engines that wait themselves, and not for as long as somebody else.
             waiting = [ticket for ticket in machine.open if ticket[0] not in running]
             for engine in running:
                 own = [ticket for ticket in machine.open if ticket[0] == engine]
-                assert own, "it was the last copy for an engine that computes"
-                assert any(machine.opened[w] < machine.opened[own[-1]] for w in waiting)
+                assert own or engine in stuck, "it was the last copy of one that computes"
+                assert not own or any(machine.opened[w] < machine.opened[own[-1]] for w in waiting)
         if reason == "released":
             assert not running, "its layer is being computed"
             planned_D = board.planned_LED[function.layer, function.expert]
@@ -67,7 +71,7 @@ class Host:
 
     @property
     def loading(self):
-        return {function for kind, function, _ in self.orders if kind == "load"}
+        return {f for kind, functions, _ in self.orders if kind == "load" for f in functions}
 
     @property
     def draining(self):
@@ -79,10 +83,12 @@ class PlatformMachine(RuleBasedStateMachine):
         extra=st.integers(0, 8),
         num_devices=st.integers(1, 3),
         max_replicas=st.none() | st.integers(EXPERTS, EXPERTS + 3),
+        batch_bytes=st.sampled_from([0, 2 * BYTES, 3 * BYTES + 1]),
         data=st.data(),
     )
-    def begin(self, extra, num_devices, max_replicas, data):
+    def begin(self, extra, num_devices, max_replicas, batch_bytes, data):
         self.max_replicas = max_replicas
+        self.batch_bytes = batch_bytes
         slots = [0] * num_devices
         for _ in range(EXPERTS + extra):
             slots[data.draw(st.integers(0, num_devices - 1))] += 1
@@ -94,6 +100,7 @@ class PlatformMachine(RuleBasedStateMachine):
             clock=self.clock,
             keep_alive=FixedKeepAlive(KEEP_S),
             sink=MemorySink(limit=10),
+            limits=LoadLimits(batch_bytes=batch_bytes),
         )
         self.hosts = {}
         self.tickets = 0
@@ -101,7 +108,7 @@ class PlatformMachine(RuleBasedStateMachine):
         self.opened = {}  # (engine, ticket) -> its place among all demands
         self.boards = {}
         self.given_up = set()
-        self.failed = set()  # functions with a failed load since the last demand
+        self.failed = {}  # functions -> how many demands there had been when a load failed last
         self.results = {}
         self.byte_s_L = np.zeros(LAYERS)
         shape = {"num_layers": LAYERS, "num_experts": EXPERTS, "num_devices": len(self.slots)}
@@ -139,7 +146,8 @@ class PlatformMachine(RuleBasedStateMachine):
                 assert not missing
             elif "newer" not in result.error:
                 able = any(self.slots[device] for device in self.hosts)
-                assert not able or missing & self.failed, result.error
+                opened = self.opened[result.engine, result.ticket]
+                assert not able or any(self.failed.get(f, 0) >= opened for f in missing)
             self.results[result.engine, result.ticket] = result.error
 
     @rule(engine=engines, layer=layers)
@@ -187,7 +195,6 @@ class PlatformMachine(RuleBasedStateMachine):
     def demand(self, engine, layer, experts):
         self.tickets += 1
         self.boards[engine].layer[0] = layer
-        self.failed = set()
         key = engine, 100 - self.tickets  # engines number their own: they may be alike
         # What is warm when it is asked for does not count, even if it has to leave at once.
         cold = [e for e in experts if not self.board.warm_LED[layer, e].any()]
@@ -205,20 +212,22 @@ class PlatformMachine(RuleBasedStateMachine):
             return
         device = data.draw(st.sampled_from(busy))
         orders = self.hosts[device].orders
-        kind, function, reason = orders.pop(data.draw(st.integers(0, len(orders) - 1)))
+        kind, what, reason = orders.pop(data.draw(st.integers(0, len(orders) - 1)))
         if kind == "evict":
-            self.platform.evicted(device, function, reason=reason)
-        elif succeeds:
-            self.end_load(device, function)
+            self.platform.evicted(device, what, reason=reason)
         else:
-            self.failed.add(function)
-            self.platform.failed(device, function, reason="the disk is gone")
+            failing = set() if succeeds else data.draw(st.sets(st.sampled_from(what), min_size=1))
+            for function in sorted(failing):
+                self.failed[function] = self.tickets
+                self.platform.failed(device, function, reason="the disk is gone")
+            self.end_loads(device, [function for function in what if function not in failing])
         self.note()
 
-    def end_load(self, device, function):
-        for functions in self.open.values():  # it may have to leave again at once
-            functions.discard(function)
-        self.platform.loaded(device, function)
+    def end_loads(self, device, loaded):
+        for functions in self.open.values():  # they may have to leave again at once
+            functions.difference_update(loaded)
+        if loaded:
+            self.platform.loaded(device, *loaded)
 
     @precondition(lambda self: self.hosts)
     @rule(data=st.data())
@@ -277,7 +286,7 @@ class PlatformMachine(RuleBasedStateMachine):
 
     def go_on(self):
         """Engines that compute end their step; whether that gives hosts something to do."""
-        waiting = {ticket[0] for ticket in self.open}
+        waiting = {ticket[0] for ticket in self.open.keys() - self.given_up}
         for engine, board in self.boards.items():
             if engine not in waiting:
                 board.layer[0] = -1
@@ -351,11 +360,11 @@ class PlatformMachine(RuleBasedStateMachine):
         while any(host.orders for host in self.hosts.values()) or self.go_on():
             for device, host in self.hosts.items():
                 while host.orders:
-                    kind, function, reason = host.orders.pop(0)
+                    kind, what, reason = host.orders.pop(0)
                     if kind == "load":
-                        self.end_load(device, function)
+                        self.end_loads(device, what)
                     else:
-                        self.platform.evicted(device, function, reason=reason)
+                        self.platform.evicted(device, what, reason=reason)
                     self.note()
         assert self.open.keys() <= self.given_up
         assert self.results.keys() <= self.opened.keys()

@@ -2,11 +2,12 @@
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from moeless.core.clock import ManualClock
 from moeless.core.model import FunctionId
 from moeless.functions.lifecycle import State
+from moeless.functions.load_limits import LoadLimits
 from moeless.functions.pool import DevicePool, Evict, Load
 
 FUNCTIONS = [FunctionId("m", layer, expert) for layer in range(3) for expert in range(4)]
@@ -47,12 +48,16 @@ class Order:
 class PoolMachine(RuleBasedStateMachine):
     """The worker's side is the model: what was ordered and has not ended."""
 
-    def __init__(self):
-        super().__init__()
+    @initialize(batch_bytes=st.sampled_from([0, 12, 20]))
+    def begin(self, batch_bytes):
+        self.batch_bytes = batch_bytes
         self.clock = ManualClock()
         self.order = Order()
         self.pool = DevicePool(
-            device=0, budget_bytes=BUDGET, order=self.order, max_loads=MAX_LOADS
+            device=0,
+            budget_bytes=BUDGET,
+            order=self.order,
+            limits=LoadLimits(loads=MAX_LOADS, batch_bytes=batch_bytes),
         )
         self.loading = set()
         self.warm = {}
@@ -154,9 +159,12 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def loads_in_flight_are_bounded(self):
-        assert len(self.loading) <= MAX_LOADS
+        loading_bytes = sum(SIZES[f] for f in self.loading)
+        assert len(self.loading) <= MAX_LOADS or loading_bytes <= 2 * self.batch_bytes
 
     def teardown(self):
+        if not hasattr(self, "pool"):
+            return
         now_s = self.clock.now_s()
         for function in self.loading:
             self.pool.failed(function, now_s=now_s)

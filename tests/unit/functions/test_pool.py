@@ -5,6 +5,7 @@ import pytest
 from moeless.core.model import FunctionId
 from moeless.errors import BudgetError, TransitionError
 from moeless.functions.lifecycle import State
+from moeless.functions.load_limits import LoadLimits
 from moeless.functions.pool import DevicePool, Evict, Load
 
 
@@ -41,7 +42,7 @@ def order():
 
 @pytest.fixture
 def pool(order):
-    return DevicePool(device=0, budget_bytes=40, order=order, max_loads=2)
+    return DevicePool(device=0, budget_bytes=40, order=order, limits=LoadLimits(loads=2))
 
 
 def loads(orders):
@@ -65,7 +66,7 @@ def test_no_more_loads_are_in_flight_than_allowed(pool):
 
 
 def test_what_tokens_wait_for_comes_first_then_the_sooner_layer_then_the_larger_load(order):
-    pool = DevicePool(device=0, budget_bytes=100, order=order, max_loads=9)
+    pool = DevicePool(device=0, budget_bytes=100, order=order, limits=LoadLimits(loads=9))
     pool.want(fn(0, layer=2), num_bytes=10, load_tokens=9)
     pool.want(fn(1, layer=1), num_bytes=10, load_tokens=1)
     pool.want(fn(2, layer=1), num_bytes=10, load_tokens=5)

@@ -119,3 +119,30 @@ def test_without_memory_for_a_block_what_is_taken_is_fresh(monkeypatch):
     for _ in range(3):
         memory.begin()
         assert memory.take((4, 8), torch.float32).shape == (4, 8)
+
+
+def test_experts_that_lie_one_behind_the_other_are_expected_in_one_piece(tmp_path, monkeypatch):
+    store = open_store(save(make_tiny("gpt_oss"), tmp_path, original=True))
+    advised, read, real = [], [], os.preadv
+    monkeypatch.setattr(os, "posix_fadvise", lambda _fd, *range_: advised.append(range_))
+    store.expect(0, [1, 2])
+
+    def preadv(fd, buffers, offset):
+        read.append((offset, offset + len(buffers[0])))
+        return real(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    for expert in (1, 2):
+        store.load(0, expert)
+    pieces = [(begin, begin + size) for begin, size, _advice in advised]
+    assert len(pieces) == len(read) // 2
+    assert all(any(a <= c and d <= b for a, b in pieces) for c, d in read)
+
+
+def test_experts_of_a_file_that_is_gone_may_be_expected(tmp_path):
+    store = open_store(save(make_tiny("mixtral"), tmp_path, original=True))
+    store.load(0, 0)
+    (tmp_path / "model.safetensors").unlink()
+    store.expect(0, [0, 1])
+    store.close()
+    store.expect(0, [0, 1])

@@ -197,12 +197,13 @@ def build_stacked_kernel(weights: ExpertWeights, stack: WeightStack) -> ExpertKe
         MemoryError: The stack is full.
     """
     slot = stack.put(weights)
-    first, first_bytes = plain_linear(slot.gate_up, slot.gate_up_bias)
+    gate_up = slot.gate_up
+    first, first_bytes = plain_linear(gate_up, slot.gate_up_bias)
     second, second_bytes = plain_linear(slot.down, slot.down_bias)
     return ExpertKernel(
         gate_up=first,
         down=second,
-        inner_size=len(slot.gate_up),
+        inner_size=gate_up.shape[0],
         num_bytes=first_bytes + second_bytes,
         writes_in_place=True,
         slot=slot,

@@ -187,8 +187,9 @@ class StackSlot:
     def write(self, weights: ExpertWeights) -> None:
         """Copy an expert's weights here."""
         inner = weights.gate.shape[0]
-        self.gate_up[:inner].copy_(weights.gate)
-        self.gate_up[inner:].copy_(weights.up)
+        gate_up = self.gate_up
+        gate_up[:inner].copy_(weights.gate)
+        gate_up[inner:].copy_(weights.up)
         self.down.copy_(weights.down)
         gate_up_bias, down_bias = self.gate_up_bias, self.down_bias
         if gate_up_bias is None or down_bias is None:

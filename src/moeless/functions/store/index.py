@@ -90,14 +90,24 @@ class CheckpointIndex:
         Raises:
             CheckpointError: A tensor or its shard is missing or damaged.
         """
+        scratch = memoryview(bytearray(_FETCH_BYTES))
+        for shard, begin, end in self._ranges(parts):
+            shard.fetch(begin, end, scratch)
+
+    def expect(self, parts: Iterable[tuple[str, int, int]]) -> None:
+        """Tell the system that parts of tensors will be read soon; see ``fetch``."""
+        for shard, begin, end in self._ranges(parts):
+            shard.expect(begin, end)
+
+    def _ranges(self, parts: Iterable[tuple[str, int, int]]) -> Iterator[tuple[Shard, int, int]]:
+        """Where parts of tensors are, each file from its front to its back."""
         ranges: dict[Shard, list[tuple[int, int]]] = {}
         for key, begin, num_bytes in parts:
             first = self.entry(key).begin + begin
             ranges.setdefault(self._shard(key), []).append((first, first + num_bytes))
-        scratch = memoryview(bytearray(_FETCH_BYTES))
         for shard, found in ranges.items():
             for begin, end in _joined(found):
-                shard.fetch(begin, end, scratch)
+                yield shard, begin, end
 
     def close(self) -> None:
         """Give all file descriptors back; the next use opens files again."""

@@ -81,12 +81,15 @@ class Shard:
         self._forms: dict[str, tuple[str, tuple[int, ...]]] = {}  # as they were at first
 
     def entries(self) -> dict[str, TensorEntry]:
-        """All tensors of the shard.
+        """All tensors of the shard, as they were when it was last opened.
+
+        Whether the file is still the same is for ``read_into`` to see.
 
         Raises:
             CheckpointError: The file is missing, or its size or header is wrong.
         """
-        return self._current().entries
+        opened = self._opened
+        return (opened or self._current()).entries
 
     def read_into(self, key: str, begin: int, buffer: memoryview) -> None:
         """Fill a buffer with consecutive bytes of a tensor.
@@ -146,6 +149,18 @@ class Shard:
                 if not _is_cached(file.number, begin):
                     os.preadv(file.number, [piece], begin)
                 begin += len(piece)
+
+    def expect(self, begin: int, end: int) -> None:
+        """A range of the file will be read soon: have the system begin to. Never blocks for long.
+
+        Args:
+            begin: First byte of the range, counted from the start of the file.
+            end: End of the range.
+        """
+        opened = self._opened
+        if opened is not None:
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(opened.file.number, begin, end - begin, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
         """Give the file descriptor back; the next use opens the file again."""

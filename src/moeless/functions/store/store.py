@@ -1,6 +1,7 @@
 """Reads the weights of single experts from a checkpoint."""
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -92,14 +93,25 @@ class ExpertStore:
 
         Never fails: what is wrong with the files shows on loading.
         """
-        layer_id = self._spec.layer_ids[layer]
         with contextlib.suppress(CheckpointError):
-            self._index.fetch(
-                part_bytes
-                for source, part in self._parts()
-                for key in fill_keys(source, layer_id, expert)
-                for part_bytes in stored_ranges(self._index, source, key, part, expert)
-            )
+            self._index.fetch(self._stored(layer, [expert]))
+
+    def expect(self, layer: int, experts: Sequence[int]) -> None:
+        """Experts of a layer will be loaded soon: have the system begin to read them.
+
+        For small ones: those that lie one behind the other it reads in one piece, where reading
+        one at a time would wait for the disk each time. Never fails, nor blocks for long.
+        """
+        with contextlib.suppress(CheckpointError):
+            self._index.expect(self._stored(layer, experts))
+
+    def _stored(self, layer: int, experts: Sequence[int]) -> Iterator[tuple[str, int, int]]:
+        """Tensors, each with the first byte and the number of bytes of an expert's part."""
+        layer_id = self._spec.layer_ids[layer]
+        for source, part in self._parts():
+            for expert in experts:
+                for key in fill_keys(source, layer_id, expert):
+                    yield from stored_ranges(self._index, source, key, part, expert)
 
     def load(self, layer: int, expert: int, *, memory: ReadMemory | None = None) -> ExpertWeights:
         """Read one expert.

@@ -295,13 +295,14 @@ class Fleet:
         close_all(fds)
         worker.peak_bytes = max(worker.peak_bytes, int(message.get("resident_bytes", 0)))
         if message["op"] != "ready":
-            worker.note_answer()
+            worker.note_answer(message)
         self._handlers[message["op"]](worker, message)
 
     def _loaded(self, worker: WorkerProcess, message: Message) -> None:
-        function = _function(message)
-        self._digests.setdefault(function, str(message["digest"]))
-        self._platform.loaded(worker.device, function)
+        functions = [FunctionId(*each) for each in message["functions"]]
+        for function, digest in zip(functions, message["digests"], strict=True):
+            self._digests.setdefault(function, str(digest))
+        self._platform.loaded(worker.device, *functions)
 
     def _ready(self, worker: WorkerProcess, _message: Message) -> None:
         worker.ready = True

@@ -15,6 +15,7 @@ from pathlib import Path
 from moeless.core.events import SupervisorWoken
 from moeless.core.ports import Clock, EventSink, KeepAlive
 from moeless.errors import FunctionError, MoelessError
+from moeless.functions.load_limits import BATCH_BYTES, LoadLimits
 from moeless.functions.messages import close_all, peer_uid, receive
 from moeless.functions.platform import Platform
 from moeless.functions.supervisor.admin import AdminDesk, listen
@@ -63,6 +64,8 @@ class Supervisor:
             keep_alive=keep_alive,
             sink=sink,
             linger_s=config.linger_s,
+            # A record says when each load ended, and what was decided then.
+            limits=LoadLimits(batch_bytes=0 if config.record else BATCH_BYTES),
         )
         self._selector = selectors.DefaultSelector()
         self._engines = Engines(

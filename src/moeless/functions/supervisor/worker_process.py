@@ -50,23 +50,23 @@ class WorkerProcess:
         if message["op"] in _ANSWERED:
             if not self.open_orders:
                 self.stirred_s = time.monotonic()
-            self.open_orders += 1
+            self.open_orders += len(message.get("functions", "1"))
         with contextlib.suppress(OSError):
             send(self.connection, message, fds=fds)
 
-    def note_answer(self) -> None:
-        """An order has been answered."""
-        self.open_orders -= 1
+    def note_answer(self, message: Message) -> None:
+        """An order has been answered, or some of its loads."""
+        self.open_orders -= len(message.get("functions", "1"))
         self.stirred_s = time.monotonic()
 
     def kill(self) -> None:
         """End it now."""
         self.launch.kill()
 
-    def load(self, function: FunctionId) -> None:
+    def load(self, *functions: FunctionId) -> None:
         """Begin to load."""
-        digest = self._digests.get(function)
-        self.order({"op": "load", "function": function, "digest": digest})
+        digests = [self._digests.get(function) for function in functions]
+        self.order({"op": "load", "functions": functions, "digests": digests})
 
     def evict(self, function: FunctionId, *, reason: str) -> None:
         """Begin to evict."""

@@ -15,7 +15,6 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from moeless.core.model import FunctionId
 from moeless.errors import CheckpointError, MoelessError
@@ -156,13 +155,19 @@ class Worker:
                     os._exit(0)  # the supervisor is gone: nothing is left to do or to save
                 message, _ = received
                 if message["op"] == "load":
-                    function = FunctionId(*message["function"])
-                    if self._host.should_fetch(function):
-                        self._fetcher.expect(function)
+                    self._expect(_functions(message))
                 self._orders.put(received)
             except Exception:  # noqa: BLE001 - as below
                 _log.exception("an order could not be received")
                 os._exit(1)
+
+    def _expect(self, functions: list[FunctionId]) -> None:
+        """Loads have been ordered, others may be before them."""
+        large = [function for function in functions if self._host.should_fetch(function)]
+        for function in large:
+            self._fetcher.expect(function)
+        if not large:
+            self._host.expect(functions)
 
     def _follow_orders(self) -> None:
         orders = {
@@ -194,37 +199,28 @@ class Worker:
 
     def _load(self, message: Message, fds: list[int]) -> None:
         close_all(fds)
-        function = FunctionId(*message["function"])
-        try:
-            self._fetcher.settle(function)
-            large = self._host.takes_pages(function)
-            with weight_pages() if large else contextlib.nullcontext():
-                self._host.load(function, digest=message.get("digest"))
-        except MoelessError as error:
-            # Damaged files are the same for all devices, memory is not.
-            elsewhere = not isinstance(error, CheckpointError)
-            reply: dict[str, Any] = {
-                "op": "failed",
-                "reason": str(error),
-                "elsewhere": elsewhere,
-            }
-        else:
-            reply = {"op": "loaded", "digest": self._host.digest(function)}
-        held = {"resident_bytes": self._host.resident_bytes}
-        self._reply(reply | {"function": function} | held)
+        loaded = []
+        for function, digest in zip(_functions(message), message["digests"], strict=True):
+            try:
+                self._fetcher.settle(function)
+                large = self._host.takes_pages(function)
+                with weight_pages() if large else contextlib.nullcontext():
+                    self._host.load(function, digest=digest)
+                loaded.append(function)
+            except MoelessError as error:
+                # Damaged files are the same for all devices, memory is not.
+                elsewhere = not isinstance(error, CheckpointError)
+                failure = {"function": function, "reason": str(error), "elsewhere": elsewhere}
+                self._report("failed", failure)
+        if loaded:
+            digests = [self._host.digest(function) for function in loaded]
+            self._report("loaded", {"functions": loaded, "digests": digests})
 
     def _evict(self, message: Message, fds: list[int]) -> None:
         close_all(fds)
         function = FunctionId(*message["function"])
         self._host.evict(function)
-        self._reply(
-            {
-                "op": "evicted",
-                "function": function,
-                "reason": message["reason"],
-                "resident_bytes": self._host.resident_bytes,
-            }
-        )
+        self._report("evicted", {"function": function, "reason": message["reason"]})
 
     def _attach(self, message: Message, fds: list[int]) -> None:
         shape = ChannelShape(**message["shape"])
@@ -255,6 +251,10 @@ class Worker:
             self._to_close += [engine.request_bell, engine.answer_bell]
             self._wake()
 
+    def _report(self, op: str, fields: Message) -> None:
+        """Say what became of instances, and what all of them hold now."""
+        self._reply({"op": op, **fields, "resident_bytes": self._host.resident_bytes})
+
     def _reply(self, message: Message) -> None:
         try:
             send(self._connection, message)
@@ -264,3 +264,7 @@ class Worker:
     def _wake(self) -> None:
         self._changed = True
         ring(self._changed_bell)
+
+
+def _functions(message: Message) -> list[FunctionId]:
+    return [FunctionId(*fields) for fields in message["functions"]]
