@@ -67,6 +67,14 @@ class Engines:
     def __len__(self) -> int:
         return len(self._joined)
 
+    @property
+    def may_be_in_the_way(self) -> bool:
+        """Whether tokens wait, perhaps until another engine leaves a layer.
+
+        Its board shows when it does. It need not ring: nobody asks for loads where plans stand.
+        """
+        return len(self._joined) > 1 and self._platform.has_demands
+
     def is_bell(self, fd: int) -> bool:
         """Whether a descriptor is that by which an engine says that it has loads to tell."""
         return any(joined.attachment.load_bell == fd for joined in self._joined.values())

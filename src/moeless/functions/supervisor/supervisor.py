@@ -26,6 +26,8 @@ from moeless.functions.supervisor.fleet import Fleet
 from moeless.functions.supervisor.pool_directory import PoolDirectory
 
 _TICK_S = 0.25
+_LOOK_S = 0.01
+"""How soon boards are looked at again while one engine may be in another's way."""
 
 
 class Supervisor:
@@ -122,9 +124,14 @@ class Supervisor:
             on_listening()
             next_tick_s = self._clock.now_s() + _TICK_S
             while self._running:
-                for key, _ in self._selector.select(max(0.0, next_tick_s - self._clock.now_s())):
+                look = self._engines.may_be_in_the_way
+                pause_s = max(0.0, next_tick_s - self._clock.now_s())
+                ready = self._selector.select(min(pause_s, _LOOK_S) if look else pause_s)
+                for key, _ in ready:
                     self._note_waking("loads" if self._engines.is_bell(key.fd) else "message")
                     key.data()
+                if look and not ready:
+                    self._platform.advance()
                 self._devices.follow()
                 self._engines.report_finished()
                 if self._clock.now_s() >= next_tick_s:
