@@ -44,7 +44,7 @@ class SupervisorConfig:
             replaced.
         spare_workers: Workers that stand by to take the place of lost ones.
         record: Whether to record decisions exactly: each is then made for a position of the engine
-            that is looked at once, before it, and reported with it.
+            that is looked at once, before it, and reported with it; loads are ordered one by one.
     """
 
     socket_path: str = ""
