@@ -8,13 +8,13 @@ import argparse
 import contextlib
 import dataclasses
 import logging
-import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from moeless.bootstrap.control import build_controller, build_sink
+from moeless.bootstrap.precedence import take_precedence
 from moeless.config import PolicyConfig
 from moeless.core.clock import SystemClock
 from moeless.core.garbage import exempt_what_stays
@@ -93,7 +93,6 @@ def run(owner: socket.socket) -> None:
     Raises:
         FunctionError: The configuration did not arrive.
     """
-    take_precedence()
     received = receive(owner)
     if received is None or received[0].get("op") != "configure":
         raise FunctionError("the supervisor got no configuration")
@@ -113,6 +112,7 @@ def run(owner: socket.socket) -> None:
             events=None if events is None else Path(events),
         )
         exempt_what_stays()
+        take_precedence()
         supervisor.run()
     finally:
         directory.remove()  # the owner does, too; this is for an owner that was killed
@@ -159,16 +159,6 @@ def build_supervisor(
         sink=sink,
         make_controller=make_controller,
     )
-
-
-def take_precedence() -> None:
-    """Have this process run before those that compute, where the system allows it.
-
-    It thinks for microseconds while others compute for milliseconds, and need not queue behind
-    them. Workers are started with the usual priority.
-    """
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, -5)
 
 
 def main() -> None:

@@ -1,0 +1,130 @@
+"""The supervisor goes before those that compute, as far as the system lets it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from moeless.bootstrap import precedence
+
+RESET, RR, OTHER = os.SCHED_RESET_ON_FORK, os.SCHED_RR, os.SCHED_OTHER
+
+
+class System:
+    """Notes what is asked of the system; refuses the calls named."""
+
+    def __init__(self, monkeypatch, *, refuses=(), hard_us=-1):
+        self.policies, self.nice, self.timers, self.limits = [], [], [], []
+        self.handlers = {}
+
+        def ask(name, note):
+            def call(*values):
+                if name in refuses:
+                    raise PermissionError(1, "Operation not permitted")
+                return note(*values)
+
+            return call
+
+        def set_policy(_, policy, param):
+            self.policies.append((policy, param.sched_priority))
+
+        limit = precedence.resource
+        monkeypatch.setattr(os, "sched_setscheduler", ask("real time", set_policy))
+        monkeypatch.setattr(
+            os, "setpriority", ask("nice", lambda *values: self.nice.append(values[-1]))
+        )
+        monkeypatch.setattr(signal, "signal", self.handlers.__setitem__)
+        monkeypatch.setattr(signal, "setitimer", lambda _, after_s: self.timers.append(after_s))
+        monkeypatch.setattr(limit, "getrlimit", lambda _: (-1, hard_us))
+        monkeypatch.setattr(limit, "setrlimit", lambda _, limits: self.limits.append(limits))
+
+
+def test_real_time_priority_is_the_lowest_and_not_for_those_that_it_starts(monkeypatch):
+    system = System(monkeypatch)
+    precedence.take_precedence()
+    assert system.policies == [(RR | RESET, 1)]
+    assert system.limits == [(20_000, -1)]
+
+
+def test_where_real_time_is_refused_a_nice_value_remains(monkeypatch):
+    system = System(monkeypatch, refuses=("real time",))
+    precedence.take_precedence()
+    assert system.nice == [-5]
+    assert system.policies == system.limits == []
+
+
+def test_where_nothing_is_allowed_nothing_happens(monkeypatch):
+    system = System(monkeypatch, refuses=("real time", "nice"))
+    precedence.take_precedence()
+    assert system.nice == system.policies == []
+
+
+def test_nothing_is_asked_for_where_the_system_would_kill_who_thinks_for_long(monkeypatch):
+    system = System(monkeypatch, hard_us=200_000)
+    precedence.take_precedence()
+    assert system.policies == system.limits == []
+
+
+def test_who_thinks_for_long_stands_back_for_a_while(monkeypatch):
+    system = System(monkeypatch)
+    precedence.take_precedence()
+    system.handlers[signal.SIGXCPU](signal.SIGXCPU, None)
+    assert system.policies[1:] == [(OTHER | RESET, 0)]
+    assert len(system.timers) == 1
+    system.handlers[signal.SIGALRM](signal.SIGALRM, None)
+    assert system.policies[2:] == [(RR | RESET, 1)]
+    assert len(system.limits) == 2, "the system has raised the limit"
+
+
+CHILD = """
+import os, subprocess, sys, threading, time
+from moeless.bootstrap import precedence
+
+precedence._STAND_BACK_S = 0.05
+precedence.take_precedence()
+kind = lambda: os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
+kinds = [kind()]
+thread = threading.Thread(target=lambda: kinds.append(kind()))
+thread.start()
+thread.join()
+asks = [sys.executable, "-S", "-c", "import os; print(os.sched_getscheduler(0), os.nice(0))"]
+print(*kinds, subprocess.check_output(asks, text=True).strip(), flush=True)
+while kind() != os.SCHED_OTHER:
+    pass  # thinks for long
+print(kind(), os.nice(0), flush=True)
+while kind() != os.SCHED_RR:
+    time.sleep(0.01)
+print(kind(), flush=True)
+"""
+
+
+def test_the_system_does_what_it_is_asked_to():
+    if not may_be_real_time():
+        pytest.skip("real-time priority is not allowed here")
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=60, check=True
+    )
+    before, late, again = done.stdout.splitlines()
+    assert before == f"{RR} {OTHER} {OTHER} 0"
+    assert late == f"{OTHER} -5"
+    assert again == f"{RR}"
+
+
+def may_be_real_time():
+    """Whether the system lets a thread of ours, which ends at once, have real-time priority."""
+    allowed = []
+
+    def ask():
+        try:
+            os.sched_setscheduler(0, RR | RESET, os.sched_param(1))
+        except OSError:
+            return
+        allowed.append(True)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    return bool(allowed)
