@@ -27,7 +27,7 @@ from moeless.engines.transformers.generation.engine import TransformersTextEngin
 from moeless.engines.transformers.generation.observer import GenerationObserver
 from moeless.engines.transformers.generation.options import EngineOptions
 from moeless.engines.transformers.loader import load_engine_model
-from moeless.functions.announcer import LookAhead
+from moeless.functions.token_path.announcer import LookAhead
 from moeless.learned.live_sample import LiveSample
 from moeless.telemetry.fanout import FanoutSink
 

@@ -41,7 +41,7 @@ from moeless.core.clock import SystemClock
 from moeless.core.cluster import parse_devices
 from moeless.core.layer_cost import LayerCost
 from moeless.engines.transformers.loader import load_engine_model
-from moeless.functions.dispatch import ExpertDispatcher
+from moeless.functions.token_path.dispatch import ExpertDispatcher
 from moeless.workloads.routing_trace import RoutingTrace, TraceMeta, write_trace
 from moeless_experiments.measured.calibration import (
     Measured,

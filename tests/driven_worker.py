@@ -5,14 +5,14 @@ import time
 import numpy as np
 import torch
 
-from moeless.functions import shared_memory
-from moeless.functions.channel import ChannelShape, Mailbox, await_answer, new_doorbell, ring
-from moeless.functions.messages import close_all, receive, send
-from moeless.functions.payload import Payload
-from moeless.functions.segment_status import NOT_WARM, OK
+from moeless.functions.links import shared_memory
+from moeless.functions.links.channel import ChannelShape, Mailbox, await_answer, new_doorbell, ring
+from moeless.functions.links.messages import close_all, receive, send
+from moeless.functions.links.payload import Payload
+from moeless.functions.links.segment_status import NOT_WARM, OK
+from moeless.functions.links.wire import layout_to_json, spec_to_json
 from moeless.functions.supervisor.config import WorkerConfig
 from moeless.functions.supervisor.worker_launch import launch_worker
-from moeless.functions.wire import layout_to_json, spec_to_json
 
 _TIMEOUT_S = 120.0
 

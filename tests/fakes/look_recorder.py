@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeless.functions.segment_status import FAILED, NOT_WARM
+from moeless.functions.links.segment_status import FAILED, NOT_WARM
 from moeless.simulator.recorded_times import LayerLooks, Look
 
 

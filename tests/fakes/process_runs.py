@@ -18,10 +18,10 @@ from moeless.core.events import Event, LoadTaken
 from moeless.core.model import ModelSpec
 from moeless.costs.linear import LinearTime
 from moeless.engines.transformers.loader import load_engine_model
-from moeless.functions.announcer import ExpectedLoad, LookAhead
-from moeless.functions.dispatch import ExpertDispatcher
-from moeless.functions.host import function_bytes
-from moeless.functions.load_report import devices_of_experts
+from moeless.functions.host.host import function_bytes
+from moeless.functions.planning.load_report import devices_of_experts
+from moeless.functions.token_path.announcer import ExpectedLoad, LookAhead
+from moeless.functions.token_path.dispatch import ExpertDispatcher
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
 from moeless.simulator.event_loop import SimulatedClock
 from moeless.simulator.recorded_times import LayerLooks, RecordedTimes

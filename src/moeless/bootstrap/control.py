@@ -16,10 +16,10 @@ from moeless.core.ports import Clock, EventSink, Placement, Splitter
 from moeless.costs.gpu_cost import gpu_cost
 from moeless.costs.presets import device_preset
 from moeless.costs.time_models import build_time_model
-from moeless.functions.elastic_loop import ElasticLoop
-from moeless.functions.load_intake import LoadConsumer
-from moeless.functions.load_report import LoadReport
-from moeless.functions.model_placement import ModelPlacement
+from moeless.functions.planning.elastic_loop import ElasticLoop
+from moeless.functions.planning.load_intake import LoadConsumer
+from moeless.functions.planning.load_report import LoadReport
+from moeless.functions.platform.model_placement import ModelPlacement
 from moeless.policies.splitters.live_speeds import LiveSpeedSplitter
 from moeless.policies.splitters.min_time import MinTimeSplitter
 from moeless.telemetry.fanout import FanoutSink

@@ -2,7 +2,7 @@
 
 import torch
 
-from moeless.functions.announcer import ExpectedLoad
+from moeless.functions.token_path.announcer import ExpectedLoad
 from moeless.learned.first_layers import FirstLayers
 from moeless.learned.trained_predictor import TrainedPredictor
 

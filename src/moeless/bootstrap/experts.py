@@ -29,21 +29,21 @@ from moeless.core.model import ModelSpec
 from moeless.engines.transformers.gate_access import observed_layer_inputs
 from moeless.engines.transformers.loader import LoadedModel, attach_runtime
 from moeless.errors import FunctionError
-from moeless.functions.billing import GB
-from moeless.functions.board import Board
-from moeless.functions.channel import ChannelShape
-from moeless.functions.client import PlatformClient
-from moeless.functions.dispatch import ExpertDispatcher, Invoker
-from moeless.functions.host import ExpertHost
+from moeless.functions.accounts.billing import GB
+from moeless.functions.host.host import ExpertHost
 from moeless.functions.invokers.inline import InlineInvoker
 from moeless.functions.invokers.process import ProcessInvoker
+from moeless.functions.links.board import Board
+from moeless.functions.links.channel import ChannelShape
+from moeless.functions.links.client import PlatformClient
 from moeless.functions.local import LocalClient
-from moeless.functions.model_placement import ModelPlacement
+from moeless.functions.platform.model_placement import ModelPlacement
 from moeless.functions.store import ExpertStore
 from moeless.functions.supervisor.client import SupervisorClient
 from moeless.functions.supervisor.config import SupervisorConfig
 from moeless.functions.supervisor.pool_directory import PoolDirectory, find_directory
 from moeless.functions.supervisor.wishes import write_wishes
+from moeless.functions.token_path.dispatch import ExpertDispatcher, Invoker
 from moeless.policies.keep_alive import KEEP_ALIVES
 from moeless.telemetry.jsonl import JsonlSink
 from moeless.telemetry.snapshot import GbSeconds, RuntimeSnapshot, Timing

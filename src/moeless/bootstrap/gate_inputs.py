@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from moeless.core.model import ModelSpec
 from moeless.errors import ConfigError, TraceError
-from moeless.functions.dispatch import ExpertDispatcher
+from moeless.functions.token_path.dispatch import ExpertDispatcher
 from moeless.learned.gate_predictor import Gate
 from moeless.learned.shards import (
     MANIFEST_FILE,

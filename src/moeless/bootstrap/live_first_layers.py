@@ -9,7 +9,7 @@ import torch
 
 from moeless.bootstrap.expectation import expect, expect_first
 from moeless.bootstrap.learning_thread import LearningThread
-from moeless.functions.announcer import ExpectedLoad
+from moeless.functions.token_path.announcer import ExpectedLoad
 from moeless.learned.first_layers_learning import FirstLayersLearning
 from moeless.learned.gate_predictor import Gate
 from moeless.learned.live_options import LiveOptions

@@ -12,7 +12,7 @@ from moeless.bootstrap.expectation import expect, expect_first
 from moeless.bootstrap.learning_thread import LearningThread
 from moeless.core.events import PredictorSwapped
 from moeless.core.ports import Clock, EventSink
-from moeless.functions.announcer import ExpectedLoad
+from moeless.functions.token_path.announcer import ExpectedLoad
 from moeless.learned.gate_predictor import Gate
 from moeless.learned.live_learning import LiveLearning, Swap
 from moeless.learned.live_options import LiveOptions

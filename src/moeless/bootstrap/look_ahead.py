@@ -15,7 +15,7 @@ from moeless.core.clock import SystemClock
 from moeless.engines.transformers.gate_access import find_gates
 from moeless.engines.transformers.loader import LoadedModel
 from moeless.errors import ConfigError
-from moeless.functions.announcer import ExpectedLoad, LookAhead
+from moeless.functions.token_path.announcer import ExpectedLoad, LookAhead
 from moeless.learned.gate_predictor import Gate, GatePredictor
 from moeless.learned.load_predictor import LoadPredictor
 from moeless.learned.predictor_file import load_predictor

@@ -14,8 +14,8 @@ from moeless.bootstrap.experts import ExpertsRuntime
 from moeless.core.plan import CountArray
 from moeless.engines.transformers.generation.observer import StepPart
 from moeless.engines.transformers.loader import LoadedModel, attach_runtime
-from moeless.functions.board import Board
-from moeless.functions.dispatch import ExpertDispatcher
+from moeless.functions.links.board import Board
+from moeless.functions.token_path.dispatch import ExpertDispatcher
 from moeless.telemetry.tracing import Tracing
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from moeless.config import PolicyConfig
 from moeless.core.clock import SystemClock
 from moeless.core.garbage import exempt_what_stays
 from moeless.errors import FunctionError, MoelessError
-from moeless.functions.load_intake import LoadConsumer
-from moeless.functions.messages import Message, receive, send
-from moeless.functions.model_placement import ModelPlacement
+from moeless.functions.links.messages import Message, receive, send
+from moeless.functions.planning.load_intake import LoadConsumer
+from moeless.functions.platform.model_placement import ModelPlacement
 from moeless.functions.supervisor.config import SupervisorConfig, WorkerConfig
 from moeless.functions.supervisor.pool_directory import PoolDirectory, private_directory
 from moeless.functions.supervisor.supervisor import Supervisor

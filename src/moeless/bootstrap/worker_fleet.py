@@ -7,7 +7,7 @@ import os
 
 from moeless.config import ExpertsConfig
 from moeless.errors import ConfigError
-from moeless.functions.physical_memory import check_budget
+from moeless.functions.host.physical_memory import check_budget
 from moeless.functions.supervisor.attachment import MAX_DEVICES
 from moeless.functions.supervisor.config import WorkerConfig
 

@@ -15,13 +15,13 @@ from typing import Protocol
 from moeless.core.model import FunctionId, ModelSpec
 from moeless.core.ports import Clock, EventSink, KeepAlive
 from moeless.errors import FunctionError, UnavailableError
-from moeless.functions.board import Board
-from moeless.functions.client import Report, describe_wait
-from moeless.functions.load_intake import LoadConsumer, LoadIntake
-from moeless.functions.load_limits import BATCH_BYTES, LoadLimits
-from moeless.functions.model_placement import ModelPlacement
-from moeless.functions.order_queue import IdleHost, OrderQueue
-from moeless.functions.platform import Platform
+from moeless.functions.host.order_queue import IdleHost, OrderQueue
+from moeless.functions.links.board import Board
+from moeless.functions.links.client import Report, describe_wait
+from moeless.functions.planning.load_intake import LoadConsumer, LoadIntake
+from moeless.functions.platform.model_placement import ModelPlacement
+from moeless.functions.platform.platform import Platform
+from moeless.functions.pool.load_limits import BATCH_BYTES, LoadLimits
 
 _TICK_S = 0.25
 

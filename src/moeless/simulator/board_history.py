@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeless.core.plan import ReplicaArray
-from moeless.functions.board import ModelBoard
+from moeless.functions.links.board import ModelBoard
 
 BoolArray = NDArray[np.bool_]
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import partial
 
 from moeless.core.plan import CountArray, Plan, PlanDiff, ReplicaArray, SpeedArray
-from moeless.functions.load_intake import LoadIntake
-from moeless.functions.model_placement import ModelPlacement
+from moeless.functions.planning.load_intake import LoadIntake
+from moeless.functions.platform.model_placement import ModelPlacement
 from moeless.simulator.event_loop import EventLoop
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from moeless.core.model import FunctionId
-from moeless.functions.platform import Platform
+from moeless.functions.platform.platform import Platform
 from moeless.simulator.event_loop import EventLoop
 
 

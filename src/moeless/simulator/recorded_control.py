@@ -19,9 +19,9 @@ from moeless.core.events import (
 from moeless.core.model import FunctionId
 from moeless.core.plan import CountArray, LoadArray
 from moeless.errors import TraceError, UnavailableError
-from moeless.functions.board import Board
-from moeless.functions.model_placement import ModelPlacement
-from moeless.functions.platform import Platform
+from moeless.functions.links.board import Board
+from moeless.functions.platform.model_placement import ModelPlacement
+from moeless.functions.platform.platform import Platform
 from moeless.simulator.board_history import BoardHistory
 from moeless.simulator.event_loop import SimulatedClock
 from moeless.simulator.forecasts import LoadForecast

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from moeless.core.plan import CountArray
 from moeless.errors import TraceError
-from moeless.functions.open_work import OpenWork
-from moeless.functions.segment_status import NOT_WARM, OK
+from moeless.functions.links.segment_status import NOT_WARM, OK
+from moeless.functions.token_path.open_work import OpenWork
 from moeless.simulator.recorded_control import RecordedControl
 from moeless.simulator.token_path import BoolArray, TokenPath
 

@@ -13,10 +13,10 @@ from moeless.core.model import ExpertShape, ModelSpec
 from moeless.core.policy_set import PolicySet
 from moeless.core.ports import KeepAlive
 from moeless.errors import FunctionError, PlanError
-from moeless.functions.board import Board
-from moeless.functions.host_port import HostPort
-from moeless.functions.load_intake import LoadIntake
-from moeless.functions.platform import Platform
+from moeless.functions.links.board import Board
+from moeless.functions.planning.load_intake import LoadIntake
+from moeless.functions.platform.host_port import HostPort
+from moeless.functions.platform.platform import Platform
 from moeless.simulator.decisions import DeferredIntake, DeferredPlacement, DeferredSearcher
 from moeless.simulator.event_loop import EventLoop, SimulatedClock
 from moeless.simulator.explain import Explainer

@@ -1,7 +1,8 @@
 """The token path in simulated time: what an engine and its dispatcher do, without computing.
 
-Mirrors ``moeless.functions.dispatch``: planned warm replicas first, unplanned warm ones where
-there are none, and a demand for experts that are warm nowhere, while the others are computed.
+Mirrors ``moeless.functions.token_path.dispatch``: planned warm replicas first, unplanned warm
+ones where there are none, and a demand for experts that are warm nowhere, while the others are
+computed.
 """
 
 import math
@@ -15,10 +16,10 @@ from moeless.core.copies import copies_held_ED, divides_by_copies
 from moeless.core.plan import CountArray
 from moeless.core.ports import Splitter
 from moeless.errors import FunctionError, UnavailableError
-from moeless.functions.board import Board
-from moeless.functions.demands import DemandResult
-from moeless.functions.model_placement import ModelPlacement
-from moeless.functions.platform import Platform
+from moeless.functions.links.board import Board
+from moeless.functions.platform.demands import DemandResult
+from moeless.functions.platform.model_placement import ModelPlacement
+from moeless.functions.platform.platform import Platform
 from moeless.simulator.decisions import DeferredIntake
 from moeless.simulator.event_loop import EventLoop
 from moeless.simulator.explain import Explainer, LayerRun

@@ -13,9 +13,9 @@ from moeless.core.model import FunctionId
 from moeless.core.plan import CountArray
 from moeless.engines.transformers.loader import LoadedModel
 from moeless.functions.compute.kernels import is_stacked
-from moeless.functions.host import ExpertHost
-from moeless.functions.open_work import OpenWork
+from moeless.functions.host.host import ExpertHost
 from moeless.functions.store import ExpertStore
+from moeless.functions.token_path.open_work import OpenWork
 from moeless_experiments.measured.workers import Sample, draw_states
 from moeless_experiments.measured.workload import IdArray
 

@@ -19,8 +19,8 @@ from moeless.core.plan import CountArray, LoadArray, ReplicaArray
 from moeless.core.ports import Splitter
 from moeless.engines.transformers.loader import LoadedModel
 from moeless.errors import FunctionError
-from moeless.functions.announcer import ExpectedLoad, LookAhead
-from moeless.functions.dispatch import Answer, ExpertDispatcher, Invoker
+from moeless.functions.token_path.announcer import ExpectedLoad, LookAhead
+from moeless.functions.token_path.dispatch import Answer, ExpertDispatcher, Invoker
 from moeless_experiments.measured.workload import IdArray
 
 DEVICES: Final = 2

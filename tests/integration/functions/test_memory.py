@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import MixtralConfig
 
-from moeless.functions.messages import receive
+from moeless.functions.links.messages import receive
 
 LAYERS, EXPERTS, HIDDEN, INTERMEDIATE = 4, 8, 1024, 5632
 EXPERT_BYTES = 3 * HIDDEN * INTERMEDIATE * 2

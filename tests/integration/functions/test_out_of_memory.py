@@ -13,7 +13,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from driven_worker import DrivenWorker
 from moeless.engines.transformers.loader import load_engine_model
-from moeless.functions.headroom import SMALL_BYTES, invocation_bytes
+from moeless.functions.host.headroom import SMALL_BYTES, invocation_bytes
 from moeless.telemetry.metrics import register_runtime
 
 LAYERS, EXPERTS, HIDDEN, INTERMEDIATE = 1, 8, 1024, 2048  # 25 MB an expert

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from moeless.errors import FunctionError
-from moeless.functions.channel import ChannelShape
+from moeless.functions.links.channel import ChannelShape
+from moeless.functions.links.wire import layout_to_json, spec_to_json
 from moeless.functions.supervisor.client import SupervisorClient
-from moeless.functions.wire import layout_to_json, spec_to_json
 
 
 @pytest.fixture(scope="module")

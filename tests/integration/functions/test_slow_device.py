@@ -13,10 +13,10 @@ from moeless.core.clock import ManualClock
 from moeless.core.cluster import parse_devices
 from moeless.core.layer_cost import LayerCost
 from moeless.core.model import ExpertShape, ModelSpec
-from moeless.functions.board import Board
-from moeless.functions.dispatch import Answer, ExpertDispatcher
-from moeless.functions.load_intake import LoadIntake
-from moeless.functions.platform import Platform
+from moeless.functions.links.board import Board
+from moeless.functions.planning.load_intake import LoadIntake
+from moeless.functions.platform.platform import Platform
+from moeless.functions.token_path.dispatch import Answer, ExpertDispatcher
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
 from moeless.telemetry.memory import MemorySink
 

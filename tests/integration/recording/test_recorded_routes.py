@@ -11,7 +11,7 @@ from moeless.bootstrap.record_config import RecordConfig
 from moeless.engines.transformers.generation.model_runner import ModelRunner
 from moeless.engines.transformers.generation.sampler import RowSampler
 from moeless.errors import EngineError, TraceError
-from moeless.functions.dispatch import ExpertDispatcher
+from moeless.functions.token_path.dispatch import ExpertDispatcher
 from moeless.workloads.recording.recorder import RoutingRecorder
 from moeless.workloads.routing_trace import read_trace
 

@@ -11,11 +11,11 @@ from moeless.control.controller import Controller, ControllerConfig
 from moeless.core.clock import ManualClock
 from moeless.core.model import ModelSpec
 from moeless.costs.linear import LinearTime
-from moeless.functions.announcer import ExpectedLoad, LookAhead
-from moeless.functions.board import Board
-from moeless.functions.dispatch import Answer, ExpertDispatcher
-from moeless.functions.load_intake import LoadIntake
-from moeless.functions.platform import Platform
+from moeless.functions.links.board import Board
+from moeless.functions.planning.load_intake import LoadIntake
+from moeless.functions.platform.platform import Platform
+from moeless.functions.token_path.announcer import ExpectedLoad, LookAhead
+from moeless.functions.token_path.dispatch import Answer, ExpertDispatcher
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
 from moeless.simulator.event_loop import SimulatedClock
 from moeless.simulator.forecasts import ExactForecast

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 from test_platform_machine import BYTES, EXPERTS, LAYERS, PlatformMachine
 
-from moeless.functions.lifecycle import State
+from moeless.functions.pool.lifecycle import State
 
 
 class ElasticMachine(PlatformMachine):

@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from moeless.core.clock import ManualClock
 from moeless.core.model import ExpertShape, ModelSpec
 from moeless.core.plan import Plan, diff_plan
-from moeless.functions.board import EngineBoard, ModelBoard
-from moeless.functions.lifecycle import State
-from moeless.functions.load_limits import LoadLimits
-from moeless.functions.platform import Platform
+from moeless.functions.links.board import EngineBoard, ModelBoard
+from moeless.functions.platform.platform import Platform
+from moeless.functions.pool.lifecycle import State
+from moeless.functions.pool.load_limits import LoadLimits
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
 from moeless.telemetry.memory import MemorySink
 

@@ -6,9 +6,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from moeless.core.clock import ManualClock
 from moeless.core.model import FunctionId
-from moeless.functions.lifecycle import State
-from moeless.functions.load_limits import LoadLimits
-from moeless.functions.pool import DevicePool, Evict, Load
+from moeless.functions.pool.lifecycle import State
+from moeless.functions.pool.load_limits import LoadLimits
+from moeless.functions.pool.pool import DevicePool, Evict, Load
 
 FUNCTIONS = [FunctionId("m", layer, expert) for layer in range(3) for expert in range(4)]
 SIZES = {function: 7 + 5 * (function.expert % 3) for function in FUNCTIONS}

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from moeless.core.model import ExpertShape, ModelSpec
-from moeless.functions.announcer import ExpectedLoad, LoadAnnouncer, LookAhead
-from moeless.functions.board import Board
-from moeless.functions.token_path_stats import TokenPathStats
+from moeless.functions.links.board import Board
+from moeless.functions.token_path.announcer import ExpectedLoad, LoadAnnouncer, LookAhead
+from moeless.functions.token_path.token_path_stats import TokenPathStats
 
 LAYERS, EXPERTS, DISTANCE = 4, 3, 1
 COUNT_E = np.array([5, 2, 1])

@@ -7,9 +7,9 @@ import pytest
 
 from fakes.replays import EXPERT
 from moeless.core.model import ModelSpec
-from moeless.functions import shared_memory
-from moeless.functions.board import EngineBoard, ModelBoard
-from moeless.functions.channel import ChannelShape
+from moeless.functions.links import shared_memory
+from moeless.functions.links.board import EngineBoard, ModelBoard
+from moeless.functions.links.channel import ChannelShape
 from moeless.functions.supervisor.attachment import Attachment
 
 SHAPE = {"num_layers": 2, "num_experts": 3, "num_devices": 1}

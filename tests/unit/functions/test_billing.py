@@ -2,7 +2,7 @@
 
 import pytest
 
-from moeless.functions.billing import ResidencyMeter
+from moeless.functions.accounts.billing import ResidencyMeter
 
 
 def test_bytes_count_from_when_they_come_until_they_leave():

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from moeless.functions.board import Board, EngineBoard, ModelBoard
+from moeless.functions.links.board import Board, EngineBoard, ModelBoard
 
 SHAPES = [(1, 1, 1), (2, 3, 5), (32, 8, 8), (27, 64, 3), (48, 128, 16)]
 NAMES = [*ModelBoard.__annotations__, *EngineBoard.__annotations__]

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moeless.functions import shared_memory
-from moeless.functions.channel import (
+from moeless.functions.links import shared_memory
+from moeless.functions.links.channel import (
     ChannelShape,
     Mailbox,
     await_answer,
@@ -25,8 +25,8 @@ SHAPE = ChannelShape(max_rows=6, max_assignments=12, hidden=5, dtype="float32", 
 WORKER = """
 import json, select, sys
 import numpy as np
-from moeless.functions import shared_memory
-from moeless.functions.channel import ChannelShape, Mailbox, hush, ring
+from moeless.functions.links import shared_memory
+from moeless.functions.links.channel import ChannelShape, Mailbox, hush, ring
 
 shape = ChannelShape(**json.loads(sys.argv[1]))
 region, request_bell, answer_bell = map(int, sys.argv[2:5])

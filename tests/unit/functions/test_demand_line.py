@@ -4,8 +4,8 @@ import pytest
 
 from moeless.core.clock import ManualClock
 from moeless.core.model import ExpertShape, ModelSpec
-from moeless.functions.board import Board
-from moeless.functions.platform import Platform
+from moeless.functions.links.board import Board
+from moeless.functions.platform.platform import Platform
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
 from moeless.telemetry.memory import MemorySink
 

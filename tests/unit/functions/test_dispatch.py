@@ -6,10 +6,10 @@ import torch
 
 from moeless.core.model import ExpertShape, ModelSpec
 from moeless.errors import FunctionError, UnavailableError
-from moeless.functions.announcer import ExpectedLoad, LookAhead
-from moeless.functions.board import Board
-from moeless.functions.dispatch import Answer, ExpertDispatcher
-from moeless.functions.host import FAILED, NOT_WARM, OK
+from moeless.functions.host.host import FAILED, NOT_WARM, OK
+from moeless.functions.links.board import Board
+from moeless.functions.token_path.announcer import ExpectedLoad, LookAhead
+from moeless.functions.token_path.dispatch import Answer, ExpertDispatcher
 from moeless.policies.splitters.even import EvenSplitter
 from moeless.policies.splitters.slots import SlotSplitter
 

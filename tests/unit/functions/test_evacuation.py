@@ -6,9 +6,9 @@ import pytest
 from moeless.core.clock import ManualClock
 from moeless.core.model import ExpertShape, ModelSpec
 from moeless.core.plan import Plan
-from moeless.functions.board import Board
-from moeless.functions.lifecycle import State
-from moeless.functions.platform import Platform
+from moeless.functions.links.board import Board
+from moeless.functions.platform.platform import Platform
+from moeless.functions.pool.lifecycle import State
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
 from moeless.telemetry.memory import MemorySink
 

@@ -7,12 +7,12 @@ import psutil
 import pytest
 
 from moeless.core.model import ExpertShape
-from moeless.functions.headroom import invocation_bytes, require_room
+from moeless.functions.host.headroom import invocation_bytes, require_room
 
 LIMITED = """
 import resource
 import psutil
-from moeless.functions.headroom import require_room
+from moeless.functions.host.headroom import require_room
 held = psutil.Process().memory_info().data
 resource.setrlimit(resource.RLIMIT_DATA, (held + (64 << 20), resource.RLIM_INFINITY))
 for load_mb, headroom_mb in ((8, 32), (40, 8), (8, 72), (72, 8), (40, 40)):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeless.core.layer_cost import LayerCost
-from moeless.functions.heeded_speeds import LASTS_S, HeededSpeeds
+from moeless.functions.platform.heeded_speeds import LASTS_S, HeededSpeeds
 from moeless.policies.splitters.live_speeds import LiveSpeedSplitter
 from moeless.policies.splitters.min_time import MinTimeSplitter
 

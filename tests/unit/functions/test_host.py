@@ -13,8 +13,8 @@ from moeless.errors import CheckpointError, FunctionError
 from moeless.functions.compute import together
 from moeless.functions.compute.kernels import gated_activation
 from moeless.functions.compute.padded import Padding, small_activation
-from moeless.functions.headroom import SMALL_BYTES, invocation_bytes
-from moeless.functions.host import NOT_WARM, OK, ExpertHost, function_bytes
+from moeless.functions.host.headroom import SMALL_BYTES, invocation_bytes
+from moeless.functions.host.host import NOT_WARM, OK, ExpertHost, function_bytes
 from moeless.functions.store.digest import digest_weights
 from moeless.functions.store.expert_weights import ExpertWeights
 from moeless.functions.worker.weight_pages import weight_pages
@@ -303,7 +303,7 @@ def test_without_memory_for_another_layout_an_instance_stays_as_it_was_read(monk
     def fail(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("moeless.functions.host.build_kernel", fail)
+    monkeypatch.setattr("moeless.functions.host.host.build_kernel", fail)
     assert lay_out_all(host) == EXPERTS
     segments = ROUTES["all experts"]
     invoke_and_check(host, store, SHAPES["large"], segments, warm=range(EXPERTS))
@@ -403,7 +403,7 @@ def test_memory_that_runs_out_is_said_with_the_instance(monkeypatch):
     def fail(*_, **__):
         raise MemoryError("no address space for 6 experts")
 
-    monkeypatch.setattr("moeless.functions.host.WeightStack", fail)
+    monkeypatch.setattr("moeless.functions.host.host.WeightStack", fail)
     with pytest.raises(FunctionError, match=r"cpu cannot hold .*no address space for 6 experts"):
         host.load(FunctionId("m", 1, 0))
     assert host.resident_bytes == 0
@@ -417,7 +417,7 @@ def without_room(monkeypatch):
         asked.append((load_bytes, headroom_bytes))
         raise MemoryError("no room")
 
-    monkeypatch.setattr("moeless.functions.host.require_room", refuse)
+    monkeypatch.setattr("moeless.functions.host.host.require_room", refuse)
     return asked
 
 

@@ -7,8 +7,8 @@ from moeless.bootstrap.control import build_controller
 from moeless.config import PolicyConfig
 from moeless.core.clock import ManualClock
 from moeless.core.model import ExpertShape, ModelSpec
-from moeless.functions.board import Board
-from moeless.functions.platform import Platform
+from moeless.functions.links.board import Board
+from moeless.functions.platform.platform import Platform
 from moeless.functions.supervisor.hosted_model import HostedModel
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
 from moeless.telemetry.memory import MemorySink

@@ -8,9 +8,9 @@ import pytest
 from moeless.core.clock import ManualClock
 from moeless.core.model import ExpertShape, ModelSpec
 from moeless.core.plan import Plan
-from moeless.functions.board import Board
-from moeless.functions.idle_instances import idle_since_ns_LED
-from moeless.functions.platform import Platform
+from moeless.functions.links.board import Board
+from moeless.functions.platform.idle_instances import idle_since_ns_LED
+from moeless.functions.platform.platform import Platform
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
 from moeless.telemetry.memory import MemorySink
 

@@ -4,7 +4,7 @@ import pytest
 
 from moeless.core.model import FunctionId
 from moeless.errors import TransitionError
-from moeless.functions.lifecycle import TRANSITIONS, Instance, State, Step
+from moeless.functions.pool.lifecycle import TRANSITIONS, Instance, State, Step
 
 LEGAL = {
     ("cold", "load"): "loading",

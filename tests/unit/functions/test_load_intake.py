@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from moeless.functions.board import Board
-from moeless.functions.load_intake import LoadIntake
+from moeless.functions.links.board import Board
+from moeless.functions.planning.load_intake import LoadIntake
 
 
 class Consumer:

@@ -5,9 +5,9 @@ import pytest
 from moeless.core.clock import ManualClock
 from moeless.core.events import InstanceLoaded
 from moeless.core.model import ExpertShape, FunctionId, ModelSpec
-from moeless.functions.board import Board
-from moeless.functions.load_limits import ONE_BY_ONE, LoadLimits
-from moeless.functions.platform import Platform
+from moeless.functions.links.board import Board
+from moeless.functions.platform.platform import Platform
+from moeless.functions.pool.load_limits import ONE_BY_ONE, LoadLimits
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
 from moeless.telemetry.memory import MemorySink
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeless.core.model import FunctionId
-from moeless.functions.load_queue import LoadQueue, Wanted
+from moeless.functions.pool.load_queue import LoadQueue, Wanted
 
 LAYERS = 3
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from moeless.core.clock import ManualClock
 from moeless.core.events import LoadTaken, ReplicasChanged
-from moeless.functions.load_report import LoadReport, devices_of_experts
+from moeless.functions.planning.load_report import LoadReport, devices_of_experts
 from moeless.telemetry.memory import MemorySink
 
 

@@ -5,9 +5,9 @@ import numpy as np
 from moeless.core.clock import ManualClock
 from moeless.core.model import ExpertShape, FunctionId, ModelSpec
 from moeless.core.plan import Plan
-from moeless.functions.board import Board
-from moeless.functions.load_retries import LoadRetries
-from moeless.functions.platform import Platform
+from moeless.functions.links.board import Board
+from moeless.functions.platform.platform import Platform
+from moeless.functions.pool.load_retries import LoadRetries
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
 from moeless.telemetry.memory import MemorySink
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from moeless.core.clock import ManualClock
-from moeless.functions.activity import Activity
-from moeless.functions.load_sum import LoadSum
+from moeless.functions.planning.load_sum import LoadSum
+from moeless.functions.sharing.activity import Activity
 
 
 class Board:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from moeless.errors import FunctionError
-from moeless.functions.messages import MAX_BYTES, MAX_FDS, close_all, peer_uid, receive, send
+from moeless.functions.links.messages import MAX_BYTES, MAX_FDS, close_all, peer_uid, receive, send
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from moeless.functions import order_queue
-from moeless.functions.order_queue import OrderQueue
+from moeless.functions.host import order_queue
+from moeless.functions.host.order_queue import OrderQueue
 
 
 class Host:

@@ -7,12 +7,12 @@ from moeless.core.clock import ManualClock
 from moeless.core.copies import copies_held_ED
 from moeless.core.model import ExpertShape, ModelSpec
 from moeless.core.plan import Plan
-from moeless.functions.billing import GB
-from moeless.functions.board import Board
-from moeless.functions.demands import DemandDesk
-from moeless.functions.need_order import NeedOrder
-from moeless.functions.platform import Platform
-from moeless.functions.shares import Shares
+from moeless.functions.accounts.billing import GB
+from moeless.functions.links.board import Board
+from moeless.functions.platform.demands import DemandDesk
+from moeless.functions.platform.need_order import NeedOrder
+from moeless.functions.platform.platform import Platform
+from moeless.functions.sharing.shares import Shares
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
 from moeless.telemetry.memory import MemorySink
 

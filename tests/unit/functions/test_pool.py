@@ -4,9 +4,9 @@ import pytest
 
 from moeless.core.model import FunctionId
 from moeless.errors import BudgetError, TransitionError
-from moeless.functions.lifecycle import State
-from moeless.functions.load_limits import LoadLimits
-from moeless.functions.pool import DevicePool, Evict, Load
+from moeless.functions.pool.lifecycle import State
+from moeless.functions.pool.load_limits import LoadLimits
+from moeless.functions.pool.pool import DevicePool, Evict, Load
 
 
 def fn(expert, layer=0):

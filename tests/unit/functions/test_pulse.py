@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from moeless.functions.pulse import Pulse, create_region, start_beating
+from moeless.functions.links.pulse import Pulse, create_region, start_beating
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from moeless.core.clock import ManualClock
 from moeless.core.memory_share import MemoryShare, parse_share
 from moeless.core.model import ExpertShape, ModelSpec
 from moeless.errors import BudgetError, ConfigError
-from moeless.functions.board import Board
-from moeless.functions.lifecycle import State
-from moeless.functions.platform import Platform
+from moeless.functions.links.board import Board
+from moeless.functions.platform.platform import Platform
+from moeless.functions.pool.lifecycle import State
 from moeless.policies.keep_alive.fixed import FixedKeepAlive
 from moeless.telemetry.memory import MemorySink
 

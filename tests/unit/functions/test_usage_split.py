@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moeless.functions.usage_split import Usage, UsageSplit
+from moeless.functions.accounts.usage_split import Usage, UsageSplit
 
 
 def usage(pieces, amount):

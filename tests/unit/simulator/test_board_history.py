@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from moeless.functions.board import Board
+from moeless.functions.links.board import Board
 from moeless.simulator.board_history import BoardHistory
 
 

@@ -12,19 +12,19 @@ from moeless.core.checkpoint import ExpertLayout, TensorSource
 from moeless.engines.transformers.families import family_for
 from moeless.engines.transformers.loader import read_config
 from moeless.errors import CheckpointError, ModelError
-from moeless.functions.store import CheckpointIndex
-from moeless.functions.wire import (
+from moeless.functions.links.wire import (
     layout_from_json,
     layout_to_json,
     spec_from_json,
     spec_to_json,
 )
+from moeless.functions.store import CheckpointIndex
 
 WORKER = """
 import json, sys
 from pathlib import Path
 from moeless.functions.store import ExpertStore
-from moeless.functions.wire import layout_from_json, spec_from_json
+from moeless.functions.links.wire import layout_from_json, spec_from_json
 store = ExpertStore(Path(sys.argv[1]), layout_from_json(sys.argv[2]), spec_from_json(sys.argv[3]))
 weights = store.load(1, 2)
 print(json.dumps([weights.gate.tolist(), weights.down_bias.tolist()]))
@@ -76,5 +76,5 @@ def test_another_process_reads_the_same_expert(tmp_path):
 
 
 def test_importing_the_platform_does_not_need_torch():
-    code = "import moeless.functions.wire, sys; assert 'torch' not in sys.modules"
+    code = "import moeless.functions.links.wire, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

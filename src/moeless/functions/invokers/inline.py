@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from moeless.functions.dispatch import Answer
-from moeless.functions.host import ExpertHost
+from moeless.functions.host.host import ExpertHost
+from moeless.functions.token_path.dispatch import Answer
 
 
 class InlineInvoker:

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from moeless.functions.channel import ChannelShape, await_answer, ring
-from moeless.functions.dispatch import Answer
-from moeless.functions.payload import Payload
-from moeless.functions.segment_status import NOT_WARM
+from moeless.functions.links.channel import ChannelShape, await_answer, ring
+from moeless.functions.links.payload import Payload
+from moeless.functions.links.segment_status import NOT_WARM
 from moeless.functions.supervisor.client import SupervisorClient
+from moeless.functions.token_path.dispatch import Answer
 
 _GLANCE_S = 0.05
 """How often a wait looks whether the device is still there."""

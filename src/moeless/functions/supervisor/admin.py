@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moeless.errors import ConfigError, FunctionError, MoelessError
-from moeless.functions.messages import Message, close_all, peer_uid, receive, send
+from moeless.functions.links.messages import Message, close_all, peer_uid, receive, send
 from moeless.functions.supervisor.devices import Devices
 from moeless.functions.supervisor.models import HostedModels
 

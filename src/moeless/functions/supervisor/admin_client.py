@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from moeless.errors import ConfigError, FunctionError
-from moeless.functions.messages import Message, close_all, receive, send
+from moeless.functions.links.messages import Message, close_all, receive, send
 
 
 class AdminClient:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from moeless.core.model import ModelSpec
-from moeless.functions import shared_memory
-from moeless.functions.board import EngineBoard
-from moeless.functions.channel import ChannelShape, hush, new_doorbell
-from moeless.functions.messages import MAX_FDS, close_all
+from moeless.functions.links import shared_memory
+from moeless.functions.links.board import EngineBoard
+from moeless.functions.links.channel import ChannelShape, hush, new_doorbell
+from moeless.functions.links.messages import MAX_FDS, close_all
 from moeless.functions.supervisor.worker_process import WorkerProcess
 
 MAX_DEVICES = (MAX_FDS - 4) // 3

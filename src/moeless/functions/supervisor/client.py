@@ -10,13 +10,13 @@ from pathlib import Path
 from moeless.core.checkpoint import ExpertLayout
 from moeless.core.model import ModelSpec
 from moeless.errors import FunctionError, UnavailableError
-from moeless.functions import shared_memory
-from moeless.functions.board import Board
-from moeless.functions.channel import ChannelShape, Mailbox, ring
-from moeless.functions.client import Report, describe_wait
-from moeless.functions.messages import Message, close_all, receive, send
+from moeless.functions.links import shared_memory
+from moeless.functions.links.board import Board
+from moeless.functions.links.channel import ChannelShape, Mailbox, ring
+from moeless.functions.links.client import Report, describe_wait
+from moeless.functions.links.messages import Message, close_all, receive, send
+from moeless.functions.links.wire import layout_to_json, spec_to_json
 from moeless.functions.supervisor.config import WorkerConfig
-from moeless.functions.wire import layout_to_json, spec_to_json
 
 
 class SupervisorClient:

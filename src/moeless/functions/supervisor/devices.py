@@ -14,8 +14,8 @@ from moeless.core.cluster import Device, parse_device
 from moeless.core.events import BudgetChanged, DeviceDrained, DeviceJoined
 from moeless.core.ports import Clock, EventSink
 from moeless.errors import BudgetError, ConfigError
-from moeless.functions.physical_memory import check_budget
-from moeless.functions.platform import Platform
+from moeless.functions.host.physical_memory import check_budget
+from moeless.functions.platform.platform import Platform
 from moeless.functions.supervisor.config import WorkerConfig
 from moeless.functions.supervisor.fleet import Fleet
 from moeless.functions.supervisor.slot import Slot, SlotState

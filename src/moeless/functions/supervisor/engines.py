@@ -13,19 +13,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from moeless.errors import FunctionError, MoelessError
-from moeless.functions.channel import ChannelShape
-from moeless.functions.load_intake import LoadConsumer, LoadIntake
-from moeless.functions.load_sum import LoadSum
-from moeless.functions.messages import Message, close_all, receive, send
-from moeless.functions.model_placement import ModelPlacement
-from moeless.functions.platform import Platform
+from moeless.functions.links.channel import ChannelShape
+from moeless.functions.links.messages import Message, close_all, receive, send
+from moeless.functions.links.wire import spec_from_json
+from moeless.functions.planning.load_intake import LoadConsumer, LoadIntake
+from moeless.functions.planning.load_sum import LoadSum
+from moeless.functions.platform.model_placement import ModelPlacement
+from moeless.functions.platform.platform import Platform
 from moeless.functions.supervisor.attachment import MAX_DEVICES, Attachment
 from moeless.functions.supervisor.config import SupervisorConfig
 from moeless.functions.supervisor.fleet import Fleet
 from moeless.functions.supervisor.hosted_model import HostedModel, Joined
 from moeless.functions.supervisor.models import HostedModels
 from moeless.functions.supervisor.wishes import read_wishes
-from moeless.functions.wire import spec_from_json
 
 _log = logging.getLogger(__name__)
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, OverflowError)

@@ -14,8 +14,8 @@ from moeless.core.events import WorkerLost, WorkerStarted
 from moeless.core.model import FunctionId
 from moeless.core.ports import Clock, EventSink
 from moeless.errors import ConfigError, FunctionError
-from moeless.functions.messages import Message, close_all, receive
-from moeless.functions.platform import Platform
+from moeless.functions.links.messages import Message, close_all, receive
+from moeless.functions.platform.platform import Platform
 from moeless.functions.supervisor.config import SupervisorConfig, WorkerConfig
 from moeless.functions.supervisor.slot import Slot, SlotState
 from moeless.functions.supervisor.spares import Spares

@@ -5,12 +5,12 @@ from collections.abc import Collection
 
 from moeless.core.model import ModelSpec
 from moeless.errors import FunctionError
-from moeless.functions import shared_memory
-from moeless.functions.board import ModelBoard
-from moeless.functions.load_intake import LoadConsumer, LoadIntake
-from moeless.functions.load_sum import LoadSum
-from moeless.functions.messages import Message, close_all
-from moeless.functions.model_placement import ModelPlacement
+from moeless.functions.links import shared_memory
+from moeless.functions.links.board import ModelBoard
+from moeless.functions.links.messages import Message, close_all
+from moeless.functions.planning.load_intake import LoadConsumer, LoadIntake
+from moeless.functions.planning.load_sum import LoadSum
+from moeless.functions.platform.model_placement import ModelPlacement
 from moeless.functions.supervisor.attachment import Attachment
 from moeless.functions.supervisor.worker_process import WorkerProcess
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from moeless.core.model import ModelSpec
-from moeless.functions.messages import Message
-from moeless.functions.platform import Platform
+from moeless.functions.links.messages import Message
+from moeless.functions.platform.platform import Platform
 from moeless.functions.supervisor.fleet import Fleet
 from moeless.functions.supervisor.hosted_model import HostedModel
 from moeless.functions.supervisor.worker_process import WorkerProcess

@@ -15,9 +15,9 @@ from pathlib import Path
 from moeless.core.events import SupervisorWoken
 from moeless.core.ports import Clock, EventSink, KeepAlive
 from moeless.errors import FunctionError, MoelessError
-from moeless.functions.load_limits import BATCH_BYTES, LoadLimits
-from moeless.functions.messages import close_all, peer_uid, receive
-from moeless.functions.platform import Platform
+from moeless.functions.links.messages import close_all, peer_uid, receive
+from moeless.functions.platform.platform import Platform
+from moeless.functions.pool.load_limits import BATCH_BYTES, LoadLimits
 from moeless.functions.supervisor.admin import AdminDesk, listen
 from moeless.functions.supervisor.config import SupervisorConfig
 from moeless.functions.supervisor.devices import Devices

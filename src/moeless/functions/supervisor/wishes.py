@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 
 from moeless.core.memory_share import MemoryShare
 from moeless.core.ports import KeepAlive
-from moeless.functions.messages import Message
+from moeless.functions.links.messages import Message
 from moeless.policies.keep_alive import KEEP_ALIVES
 
 

@@ -11,8 +11,8 @@ import sys
 from dataclasses import dataclass
 
 from moeless.errors import FunctionError
-from moeless.functions.messages import close_all, receive, send
-from moeless.functions.pulse import Pulse, create_region
+from moeless.functions.links.messages import close_all, receive, send
+from moeless.functions.links.pulse import Pulse, create_region
 from moeless.functions.supervisor.config import WorkerConfig
 
 _log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from moeless.core.model import FunctionId
-from moeless.functions.messages import Message, send
+from moeless.functions.links.messages import Message, send
 from moeless.functions.supervisor.config import WorkerConfig
 from moeless.functions.supervisor.worker_launch import WorkerLaunch, launch_worker
 

@@ -8,7 +8,7 @@ import signal
 import socket
 
 from moeless.core.garbage import exempt_what_stays
-from moeless.functions.pulse import start_beating
+from moeless.functions.links.pulse import start_beating
 from moeless.functions.worker.standby import move_to, stand_by
 
 _PR_SET_PDEATHSIG = 1

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from moeless.functions.messages import close_all, receive, send
+from moeless.functions.links.messages import close_all, receive, send
 
 NAME = "moeless-spare"
 """What process lists show while it waits; at most 15 bytes."""

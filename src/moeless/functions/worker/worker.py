@@ -18,15 +18,22 @@ from pathlib import Path
 
 from moeless.core.model import FunctionId
 from moeless.errors import CheckpointError, MoelessError
-from moeless.functions import shared_memory
-from moeless.functions.channel import SPIN_IS_SAFE, ChannelShape, Mailbox, hush, new_doorbell, ring
-from moeless.functions.host import ExpertHost
-from moeless.functions.messages import Message, close_all, receive, send
-from moeless.functions.order_queue import OrderQueue
-from moeless.functions.payload import Payload
-from moeless.functions.segment_status import FAILED
+from moeless.functions.host.host import ExpertHost
+from moeless.functions.host.order_queue import OrderQueue
+from moeless.functions.links import shared_memory
+from moeless.functions.links.channel import (
+    SPIN_IS_SAFE,
+    ChannelShape,
+    Mailbox,
+    hush,
+    new_doorbell,
+    ring,
+)
+from moeless.functions.links.messages import Message, close_all, receive, send
+from moeless.functions.links.payload import Payload
+from moeless.functions.links.segment_status import FAILED
+from moeless.functions.links.wire import layout_from_json, spec_from_json
 from moeless.functions.store.store import ExpertStore
-from moeless.functions.wire import layout_from_json, spec_from_json
 from moeless.functions.worker.fetcher import Fetcher
 from moeless.functions.worker.weight_pages import weight_pages
 

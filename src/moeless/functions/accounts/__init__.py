@@ -1,0 +1,1 @@
+"""What models and engines have used, in GB·s, calls and tokens."""

@@ -1,0 +1,1 @@
+"""The host of one device: it holds instances, and computes invocations on them."""

@@ -1,0 +1,1 @@
+"""What the platform's processes share and say: boards, channels of tokens, messages."""

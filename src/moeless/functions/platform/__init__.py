@@ -1,0 +1,1 @@
+"""Pools, plans and budgets of all models, in one single-threaded object."""

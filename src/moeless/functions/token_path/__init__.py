@@ -1,0 +1,1 @@
+"""From a layer's gate to its output, and what the control loop is told meanwhile."""
