@@ -50,13 +50,13 @@ class WorkerProcess:
         if message["op"] in _ANSWERED:
             if not self.open_orders:
                 self.stirred_s = time.monotonic()
-            self.open_orders += len(message.get("functions", "1"))
+            self.open_orders += _answers(message)
         with contextlib.suppress(OSError):
             send(self.connection, message, fds=fds)
 
     def note_answer(self, message: Message) -> None:
         """An order has been answered, or some of its loads."""
-        self.open_orders -= len(message.get("functions", "1"))
+        self.open_orders -= _answers(message)
         self.stirred_s = time.monotonic()
 
     def kill(self) -> None:
@@ -71,3 +71,9 @@ class WorkerProcess:
     def evict(self, function: FunctionId, *, reason: str) -> None:
         """Begin to evict."""
         self.order({"op": "evict", "function": function, "reason": reason})
+
+
+def _answers(message: Message) -> int:
+    """How many answers an order asks for, or a message gives: one for each of its loads."""
+    functions = message.get("functions")
+    return 1 if functions is None else len(functions)
