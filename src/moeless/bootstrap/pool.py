@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from moeless.bootstrap.precedence import take_precedence
+from moeless.bootstrap.precedence import precedence
 from moeless.bootstrap.supervisor_process import build_supervisor
 from moeless.bootstrap.worker_fleet import check_devices, worker_configs
 from moeless.config import ExpertsConfig, PolicyConfig
@@ -55,8 +55,8 @@ def serve_pool(config: ExpertsConfig, path: Path, *, on_ready: Callable[[], None
             events=config.events,
         )
         exempt_what_stays()
-        take_precedence()
-        supervisor.run(on_listening=on_ready)
+        with precedence():
+            supervisor.run(on_listening=on_ready)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from moeless.bootstrap.control import build_controller, build_sink
-from moeless.bootstrap.precedence import take_precedence
+from moeless.bootstrap.precedence import precedence
 from moeless.config import PolicyConfig
 from moeless.core.clock import SystemClock
 from moeless.core.garbage import exempt_what_stays
@@ -112,8 +112,8 @@ def run(owner: socket.socket) -> None:
             events=None if events is None else Path(events),
         )
         exempt_what_stays()
-        take_precedence()
-        supervisor.run()
+        with precedence():
+            supervisor.run()
     finally:
         directory.remove()  # the owner does, too; this is for an owner that was killed
 

@@ -100,7 +100,7 @@ def test_a_cpu_device_cannot_have_more_memory_than_the_machine(
     monkeypatch.chdir(tmp_path)
     line = refused(*command, "--device-memory", "1000TB")
     assert "--device-memory of 1,000,000,000,000,000 bytes" in line
-    assert "this machine's memory of" in line
+    assert "bytes of memory that this machine" in line
     assert not list(tmp_path.iterdir())
 
 
