@@ -89,7 +89,7 @@ _Task = Callable[[Platform], None]
 
 
 class LocalClient:
-    """Runs a platform in a thread. A ``functions.client.PlatformClient``.
+    """Runs a platform in a thread. A ``links.client.PlatformClient``.
 
     Args:
         spec: The model.

@@ -1,4 +1,4 @@
-"""How an engine attaches to a supervisor process. A ``functions.client.PlatformClient``."""
+"""How an engine attaches to a supervisor process. A ``links.client.PlatformClient``."""
 
 import itertools
 import select
