@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import torch
 
-from moeless.bootstrap.engine import find_model
-from moeless.bootstrap.experts import start_experts
-from moeless.bootstrap.live_predictor import LivePredictor
+from moeless.bootstrap.serving.engine import find_model
+from moeless.bootstrap.serving.experts import start_experts
+from moeless.bootstrap.serving.live_predictor import LivePredictor
 from moeless.config import ExpertsConfig
 from moeless.core.clock import SystemClock
 from moeless.core.cluster import parse_devices

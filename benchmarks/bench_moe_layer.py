@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, GraniteMoeSharedConfig, MixtralConfig
 
-from moeless.bootstrap.experts import ExpertsRuntime, start_experts
+from moeless.bootstrap.serving.experts import ExpertsRuntime, start_experts
 from moeless.config import ExpertsConfig, PolicyConfig
 from moeless.core.cluster import parse_devices
 from moeless.engines.transformers.loader import LoadedModel, load_engine_model

@@ -26,8 +26,8 @@ import numpy as np
 from provenance import provenance
 
 from moeless.bootstrap.policies import PolicyOptions, max_replicas
-from moeless.bootstrap.replay import ReplayTask, prepare_replay
-from moeless.bootstrap.replay_runner import metrics_config, run_replay
+from moeless.bootstrap.replays.replay import ReplayTask, prepare_replay
+from moeless.bootstrap.replays.replay_runner import metrics_config, run_replay
 from moeless.core.layer_cost import LayerCost
 from moeless.policies.kernels.replica_search import best_change
 from moeless.policies.kernels.set_judge import TAIL_WEIGHT, set_penalty

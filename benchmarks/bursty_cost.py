@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 from provenance import provenance
 
 from moeless.bootstrap.policies import PolicyOptions, build_policy_set, is_serverful, max_replicas
-from moeless.bootstrap.replay import PreparedReplay, ReplayTask, prepare_replay
-from moeless.bootstrap.replay_runner import metrics_config
+from moeless.bootstrap.replays.replay import PreparedReplay, ReplayTask, prepare_replay
+from moeless.bootstrap.replays.replay_runner import metrics_config
 from moeless.costs.links import LinkTimes
 from moeless.costs.presets import device_preset
 from moeless.policies.keep_alive import KEEP_ALIVES

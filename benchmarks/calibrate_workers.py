@@ -31,11 +31,11 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GraniteMoeSharedConfig, MixtralConfig
 
-from moeless.bootstrap.control import build_policies, serving_cost
-from moeless.bootstrap.experts import ExpertsRuntime, start_experts
 from moeless.bootstrap.policies import PolicyOptions
-from moeless.bootstrap.replay import ReplayTask, prepare_replay
-from moeless.bootstrap.replay_runner import run_replay
+from moeless.bootstrap.replays.replay import ReplayTask, prepare_replay
+from moeless.bootstrap.replays.replay_runner import run_replay
+from moeless.bootstrap.serving.control import build_policies, serving_cost
+from moeless.bootstrap.serving.experts import ExpertsRuntime, start_experts
 from moeless.config import ExpertsConfig, PolicyConfig
 from moeless.core.clock import SystemClock
 from moeless.core.cluster import parse_devices

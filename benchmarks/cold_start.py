@@ -44,8 +44,8 @@ import torch
 from provenance import provenance
 from transformers import AutoModelForCausalLM, MixtralConfig
 
-from moeless.bootstrap.engine import find_model
-from moeless.bootstrap.experts import ExpertsRuntime, start_experts
+from moeless.bootstrap.serving.engine import find_model
+from moeless.bootstrap.serving.experts import ExpertsRuntime, start_experts
 from moeless.config import ExpertsConfig, PolicyConfig
 from moeless.core.cluster import parse_devices
 from moeless.core.generation import GenerationRequest, SamplingParams

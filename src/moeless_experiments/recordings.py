@@ -140,8 +140,8 @@ def _ensure_model(context: Context, model: str) -> Path:
 
 
 def _record(job: tuple[Context, str, str]) -> None:
-    from moeless.bootstrap.record import RecordReport, record_routing
-    from moeless.bootstrap.record_config import RecordConfig
+    from moeless.bootstrap.recording.record import RecordReport, record_routing
+    from moeless.bootstrap.recording.record_config import RecordConfig
 
     context, model, prompts = job
     tokens = tokens_of(context)

@@ -69,7 +69,7 @@ def test_every_module_of_a_pure_package_imports_without_torch(package):
             for package in ("platform", "planning", "pool", "sharing", "accounts", "supervisor")
         ),
         ("moeless.functions.links.channel", "moeless.functions.links.board"),
-        ("moeless.bootstrap.supervisor_process",),
+        ("moeless.bootstrap.serving.supervisor_process",),
         ("moeless.cli.main",),
     ],
     ids=lambda modules: modules[0],

@@ -9,8 +9,8 @@ import torch
 
 from fakes.look_recorder import LookRecorder
 from fakes.watched_planner import WatchedPlanner
-from moeless.bootstrap.control import build_policies, serving_cost
-from moeless.bootstrap.experts import start_experts
+from moeless.bootstrap.serving.control import build_policies, serving_cost
+from moeless.bootstrap.serving.experts import start_experts
 from moeless.config import ExpertsConfig, PolicyConfig
 from moeless.core.clock import SystemClock
 from moeless.core.cluster import parse_devices

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from moeless.bootstrap.experts import start_experts
-from moeless.bootstrap.gate_inputs import make_manifest
+from moeless.bootstrap.recording.gate_inputs import make_manifest
+from moeless.bootstrap.serving.experts import start_experts
 from moeless.config import ExpertsConfig, PolicyConfig
 from moeless.core.cluster import parse_devices
 from moeless.engines.transformers.gate_access import find_gates

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from moeless.bootstrap.policies import PolicyOptions
-from moeless.bootstrap.replay import ReplayTask, prepare_replay
-from moeless.bootstrap.replay_process import replay_job
-from moeless.bootstrap.replay_runner import describe_job, metrics_config
+from moeless.bootstrap.replays.replay import ReplayTask, prepare_replay
+from moeless.bootstrap.replays.replay_process import replay_job
+from moeless.bootstrap.replays.replay_runner import describe_job, metrics_config
 from moeless.simulator.metrics import measure_policy
 from moeless.workloads.routing_trace import RoutingTrace, TraceMeta, write_trace
 

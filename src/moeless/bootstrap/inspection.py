@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from moeless.bootstrap.engine import find_model
+from moeless.bootstrap.serving.engine import find_model
 from moeless.core.cluster import Device
 
 

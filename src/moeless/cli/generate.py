@@ -34,7 +34,7 @@ def generate(model: str, prompt: str, raw: bool, **options: Any) -> None:
         prompt = sys.stdin.read()
     experts = experts_config(options)
     engine = engine_config(model, options)
-    from moeless.bootstrap.engine import start_engine
+    from moeless.bootstrap.serving.engine import start_engine
     from moeless.core.generation import GenerationRequest, SamplingParams
 
     running = start_engine(

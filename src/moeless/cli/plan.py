@@ -12,7 +12,7 @@ from moeless.core.whole_file import written_whole
 from moeless.errors import ConfigError
 
 if TYPE_CHECKING:
-    from moeless.bootstrap.placement_plan import PlacementPlan, PlacementTask
+    from moeless.bootstrap.placements.placement_plan import PlacementPlan, PlacementTask
     from moeless.costs.models import ModelShape
     from moeless.workloads.formats.expert_loads import Declared
 
@@ -108,7 +108,7 @@ def plan(loads: Path, output: str, output_file: Path | None, **options: Any) -> 
     if output_file is not None and os.path.realpath(output_file) == os.path.realpath(loads):
         raise ConfigError(f"-o {output_file} would overwrite the loads; name another file")
     task = _read_task(loads, equal_slots=output in _FIXED_SLOTS, **options)
-    from moeless.bootstrap.placement import plan_placement
+    from moeless.bootstrap.placements.placement import plan_placement
 
     planned = plan_placement(task)
     text = _format(planned, output, explain=explain, only=only)
@@ -124,8 +124,8 @@ def _read_task(loads: Path, *, equal_slots: bool, **options: Any) -> "PlacementT
     memory, size = options["device_memory"], options["expert_bytes"]
     memory_bytes = None if memory is None else parse_bytes(memory, option="--device-memory")
     expert_bytes = None if size is None else parse_bytes(size, option="--expert-bytes")
-    from moeless.bootstrap.placement_plan import TOKENS_ONLY, PlacementTask
-    from moeless.bootstrap.torch_file import load_torch_file
+    from moeless.bootstrap.placements.placement_plan import TOKENS_ONLY, PlacementTask
+    from moeless.bootstrap.placements.torch_file import load_torch_file
     from moeless.workloads.formats.placements.read import read_any_placement
     from moeless.workloads.formats.read import read_loads
 

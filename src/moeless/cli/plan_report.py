@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from moeless.bootstrap.explain_placement import explain_layer
-from moeless.bootstrap.placement_plan import LayerPlan, PlacementPlan
+from moeless.bootstrap.placements.explain_placement import explain_layer
+from moeless.bootstrap.placements.placement_plan import LayerPlan, PlacementPlan
 from moeless.workloads.formats.placements.moeless_json import format_placement
 
 _DIGITS = 32

@@ -92,7 +92,7 @@ def serve(directory: Path, **options: Any) -> None:
         linger_s=options["linger"],
         **worker_fields(options),
     )
-    from moeless.bootstrap.pool import serve_pool
+    from moeless.bootstrap.serving.pool import serve_pool
 
     def announce() -> None:
         count = len(devices)

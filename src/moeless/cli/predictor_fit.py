@@ -49,7 +49,7 @@ def profile(source: str, distances: tuple[int, ...], tokens: int, **options: Any
       moeless predictor profile demo --prompts arena --distances 1,3
     """
     as_json = options.pop("as_json")
-    from moeless.bootstrap.predictor import profile as profile_shards
+    from moeless.bootstrap.predictors.predictor import profile as profile_shards
 
     console = Console(stderr=True)
     with _opened(source, options, console) as shards, progress_bar(console, "profile") as bar:
@@ -148,7 +148,7 @@ def train(source: str, out: Path, **options: Any) -> None:
     as_json = options.pop("as_json")
     names = ("distance", "method", "threshold", "all_layers", "held_out", "max_tokens_fitted")
     chosen = {name: options.pop(name) for name in (*names, "epochs")}
-    from moeless.bootstrap.predictor import train as train_shards
+    from moeless.bootstrap.predictors.predictor import train as train_shards
     from moeless.learned.gradient import DescentOptions
     from moeless.learned.training_options import TrainingOptions
 
@@ -179,7 +179,7 @@ def train(source: str, out: Path, **options: Any) -> None:
 
 @contextmanager
 def _opened(source: str, options: dict[str, Any], console: Console) -> "Iterator[GateShards]":
-    from moeless.bootstrap.predictor_source import SourceOptions, open_source
+    from moeless.bootstrap.predictors.predictor_source import SourceOptions, open_source
 
     with ExitStack() as kept:
         with progress_bar(console, "record") as bar:

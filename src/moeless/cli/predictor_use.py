@@ -56,7 +56,7 @@ def evaluate(
     Example:
       moeless predictor evaluate ahead2/ seen/ --batches 16,256 --batching decode
     """
-    from moeless.bootstrap.predictor import evaluate as evaluate_predictor
+    from moeless.bootstrap.predictors.predictor import evaluate as evaluate_predictor
     from moeless.learned.shards import GateShards
 
     shards = GateShards(source)
@@ -122,8 +122,8 @@ def apply(
       moeless predictor apply ahead2/ seen/ --routing run.npz --out predicted.npz
       moeless replay --routing trace.npz --prediction recorded
     """
-    from moeless.bootstrap.predictor_trace import apply_predictor
-    from moeless.bootstrap.record_config import check_output
+    from moeless.bootstrap.predictors.predictor_trace import apply_predictor
+    from moeless.bootstrap.recording.record_config import check_output
     from moeless.learned.shards import GateShards
 
     check_output(out)

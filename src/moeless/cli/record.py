@@ -22,8 +22,8 @@ from moeless.config import EngineConfig, ExpertsConfig, PolicyConfig
 from moeless.core.cluster import parse_bytes, parse_devices
 
 if TYPE_CHECKING:
-    from moeless.bootstrap.record import RecordReport
-    from moeless.bootstrap.record_config import RecordConfig
+    from moeless.bootstrap.recording.record import RecordReport
+    from moeless.bootstrap.recording.record_config import RecordConfig
 
 _INTERRUPTED = 130
 
@@ -161,8 +161,8 @@ def record(model: str, **options: Any) -> int:
         **{name: options.pop(name) for name in ("model_id", "dtype", "max_model_len", "threads")},
     )
     # Everything heavy is imported here, so that --help and wrong options answer at once.
-    from moeless.bootstrap.record import record_routing
-    from moeless.bootstrap.record_config import RecordConfig, check_outputs
+    from moeless.bootstrap.recording.record import record_routing
+    from moeless.bootstrap.recording.record_config import RecordConfig, check_outputs
 
     config = RecordConfig(**options)
     check_outputs(config)

@@ -12,7 +12,7 @@ from moeless.core.cluster import parse_bytes
 from moeless.errors import ConfigError
 
 if TYPE_CHECKING:
-    from moeless.bootstrap.replay import ReplayTask
+    from moeless.bootstrap.replays.replay import ReplayTask
 
 _ALL = "static,eplb,swift,paper,moeless,oracle"
 
@@ -208,8 +208,8 @@ def replay(**options: Any) -> None:
           --cost-model h200 --memory-factor auto
       moeless replay --routing steps.npz --policies moeless --explain 120 3
     """
-    from moeless.bootstrap.replay import prepare_replay
-    from moeless.bootstrap.replay_runner import metrics_config, run_replay
+    from moeless.bootstrap.replays.replay import prepare_replay
+    from moeless.bootstrap.replays.replay_runner import metrics_config, run_replay
     from moeless.simulator.metrics import measure_policy
     from moeless.simulator.report import describe_trace, write_report
 
@@ -258,7 +258,7 @@ def replay(**options: Any) -> None:
 
 def _task(options: dict[str, Any], *, keep_replicas: bool) -> "ReplayTask":
     from moeless.bootstrap.policies import PolicyOptions
-    from moeless.bootstrap.replay import ReplayTask
+    from moeless.bootstrap.replays.replay import ReplayTask
 
     names = [name.strip() for name in options.pop("policies").split(",")]
     memory = options.pop("device_memory")

@@ -40,7 +40,7 @@ def serve(model: str, host: str, port: int, **options: Any) -> None:
     configure_logging(log_format, options.pop("log_level"))
     # Everything heavy is imported here, so that --help and wrong options answer at once.
     settings = server_settings(host, options)
-    from moeless.bootstrap.engine import served_model_id
+    from moeless.bootstrap.serving.engine import served_model_id
     from moeless.server import ServerAddress
     from moeless.server.launch import ServeConfig, serve_model
 

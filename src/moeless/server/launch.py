@@ -7,7 +7,7 @@ from types import FrameType
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from moeless.bootstrap.engine import Progress, RunningEngine, start_engine
+from moeless.bootstrap.serving.engine import Progress, RunningEngine, start_engine
 from moeless.config import EngineConfig, ExpertsConfig
 from moeless.core.garbage import exempt_what_stays
 from moeless.errors import MoelessError

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from moeless.bootstrap.predictor import profile
+from moeless.bootstrap.predictors.predictor import profile
 from moeless_experiments.context import Context, here
 from moeless_experiments.demo_models import chosen_models
 from moeless_experiments.figure import Experiment, Finding, Plot, Result, Table, Verdict

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from moeless.bootstrap.control import build_policies, serving_cost
-from moeless.bootstrap.experts import ExpertsRuntime, start_experts
+from moeless.bootstrap.serving.control import build_policies, serving_cost
+from moeless.bootstrap.serving.experts import ExpertsRuntime, start_experts
 from moeless.config import ExpertsConfig, PolicyConfig
 from moeless.core.clock import SystemClock
 from moeless.core.cluster import parse_devices

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from moeless.bootstrap.predictor_trace import apply_predictor
+from moeless.bootstrap.predictors.predictor_trace import apply_predictor
 from moeless_experiments.context import Context, here
 from moeless_experiments.processes import Job
 from moeless_experiments.recordings import open_recording, record_all

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
-from moeless.bootstrap.predictor_history import replay_history
+from moeless.bootstrap.predictors.predictor_history import replay_history
 from moeless.learned.batching import Batching
 from moeless.learned.evaluation import Evaluation, Loads
 from moeless.learned.metrics import LoadScores

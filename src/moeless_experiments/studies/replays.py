@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 import moeless
 from moeless.bootstrap.policies import ORACLE, PolicyOptions, is_serverful, max_replicas
-from moeless.bootstrap.replay import PreparedReplay, ReplayTask, prepare_replay
-from moeless.bootstrap.replay_process import replay_job
-from moeless.bootstrap.replay_runner import describe_job, metrics_config
+from moeless.bootstrap.replays.replay import PreparedReplay, ReplayTask, prepare_replay
+from moeless.bootstrap.replays.replay_process import replay_job
+from moeless.bootstrap.replays.replay_runner import describe_job, metrics_config
 from moeless.core.whole_file import written_whole
 from moeless.policies.keep_alive import KEEP_ALIVES
 from moeless.simulator.event_loop import SimulatedClock

@@ -393,7 +393,7 @@ def test_a_policy_whose_process_dies_is_named(fails, steps, monkeypatch, tmp_pat
     """Whatever ends a process, one line says which policy it was and its last words."""
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
-        "if 'moeless.bootstrap.replay_process' in sys.orig_argv:\n"
+        "if 'moeless.bootstrap.replays.replay_process' in sys.orig_argv:\n"
         "    raise SystemExit('out of luck')\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from families import PAD_ID, VOCABULARY, make_tiny
-from moeless.bootstrap.experts import ExpertsRuntime, start_experts
+from moeless.bootstrap.serving.experts import ExpertsRuntime, start_experts
 from moeless.config import ExpertsConfig, PolicyConfig
 from moeless.core.cluster import parse_devices
 from moeless.engines.transformers.loader import LoadedModel, load_engine_model

@@ -18,8 +18,8 @@ from equality_reference import (
 
 from fakes.trained_predictors import train_predictor
 from families import VOCABULARY
-from moeless.bootstrap import learning_thread, live_first_layers, live_predictor
-from moeless.bootstrap.learning_thread import LearningThread
+from moeless.bootstrap.serving import learning_thread, live_first_layers, live_predictor
+from moeless.bootstrap.serving.learning_thread import LearningThread
 from moeless.learned import first_layers_learning, live_learning
 from moeless.learned.live_options import LiveOptions
 from moeless.learned.live_sample import LiveSample

@@ -8,7 +8,7 @@ import torch
 from equality_reference import generate, require_clear_choices
 
 from families import make_tokenizer
-from moeless.bootstrap.engine import start_engine
+from moeless.bootstrap.serving.engine import start_engine
 from moeless.config import EngineConfig, ExpertsConfig, PolicyConfig
 from moeless.core.cluster import parse_devices
 from moeless.core.generation import GenerationRequest, SamplingParams

@@ -15,7 +15,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 from families import make_tiny  # noqa: E402
-from moeless.bootstrap.experts import start_experts  # noqa: E402
+from moeless.bootstrap.serving.experts import start_experts  # noqa: E402
 from moeless.config import ExpertsConfig, PolicyConfig  # noqa: E402
 from moeless.core.cluster import parse_devices  # noqa: E402
 from moeless.engines.transformers.loader import load_engine_model  # noqa: E402

@@ -20,7 +20,7 @@ ENGINE = """
 import json, sys
 from pathlib import Path
 import torch
-from moeless.bootstrap.experts import start_experts
+from moeless.bootstrap.serving.experts import start_experts
 from moeless.config import ExpertsConfig, PolicyConfig
 from moeless.engines.transformers.loader import load_engine_model
 

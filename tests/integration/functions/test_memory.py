@@ -23,7 +23,7 @@ ENGINE = """
 import json, sys
 from pathlib import Path
 import psutil, torch
-from moeless.bootstrap.experts import start_experts
+from moeless.bootstrap.serving.experts import start_experts
 from moeless.config import ExpertsConfig
 from moeless.core.cluster import parse_devices
 from moeless.engines.transformers.loader import load_engine_model

@@ -16,7 +16,7 @@ from moeless.errors import FunctionError
 ENGINE = """
 import json, sys
 from pathlib import Path
-from moeless.bootstrap.experts import start_experts
+from moeless.bootstrap.serving.experts import start_experts
 from moeless.config import ExpertsConfig, PolicyConfig
 from moeless.core.cluster import parse_devices
 from moeless.engines.transformers.loader import load_engine_model

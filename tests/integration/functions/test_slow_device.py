@@ -7,7 +7,7 @@ uses the machine. That workers and supervisor are wired alike is seen in ``test_
 import numpy as np
 import torch
 
-from moeless.bootstrap.control import build_controller, build_splitter
+from moeless.bootstrap.serving.control import build_controller, build_splitter
 from moeless.config import ExpertsConfig, PolicyConfig
 from moeless.core.clock import ManualClock
 from moeless.core.cluster import parse_devices

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file  # noqa: E402 - after the ski
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from families import FAMILIES, make_tokenizer  # noqa: E402
-from moeless.bootstrap.record import record_routing  # noqa: E402
-from moeless.bootstrap.record_config import RecordConfig  # noqa: E402
+from moeless.bootstrap.recording.record import record_routing  # noqa: E402
+from moeless.bootstrap.recording.record_config import RecordConfig  # noqa: E402
 from moeless.cli.main import run  # noqa: E402
 from moeless.engines.transformers.gate_access import find_gates  # noqa: E402
 from moeless.engines.transformers.generation.engine import (  # noqa: E402

@@ -6,8 +6,8 @@ import signal
 import numpy as np
 import pytest
 
-from moeless.bootstrap.record import record_routing
-from moeless.bootstrap.record_config import RecordConfig
+from moeless.bootstrap.recording.record import record_routing
+from moeless.bootstrap.recording.record_config import RecordConfig
 from moeless.engines.transformers.generation.model_runner import ModelRunner
 from moeless.engines.transformers.generation.sampler import RowSampler
 from moeless.errors import EngineError, TraceError

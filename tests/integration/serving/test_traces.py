@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 
 from fakes.live_server import wait_until
-from moeless.bootstrap.engine import start_engine
+from moeless.bootstrap.serving.engine import start_engine
 from moeless.config import EngineConfig, ExpertsConfig
 from moeless.core.cluster import parse_devices
 from moeless.core.generation import GenerationRequest, SamplingParams

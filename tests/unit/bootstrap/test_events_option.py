@@ -2,7 +2,7 @@
 
 import pytest
 
-from moeless.bootstrap.experts import check_experts_config
+from moeless.bootstrap.serving.experts import check_experts_config
 from moeless.config import ExpertsConfig
 from moeless.core.cluster import parse_devices
 from moeless.errors import ConfigError

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from moeless.bootstrap.control import build_splitter
+from moeless.bootstrap.serving.control import build_splitter
 from moeless.config import ExpertsConfig, PolicyConfig
 from moeless.core.cluster import parse_devices
 from moeless.core.layer_cost import LayerCost

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from moeless.bootstrap import precedence as module
-from moeless.bootstrap.precedence import precedence
+from moeless.bootstrap.serving import precedence as module
+from moeless.bootstrap.serving.precedence import precedence
 
 RESET, RR, OTHER = os.SCHED_RESET_ON_FORK, os.SCHED_RR, os.SCHED_OTHER
 
@@ -109,7 +109,7 @@ def test_afterwards_everything_is_as_before_whichever_signal_comes_late(monkeypa
 
 CHILD = """
 import os, subprocess, sys, threading, time
-from moeless.bootstrap import precedence as module
+from moeless.bootstrap.serving import precedence as module
 
 module._STAND_BACK_S = 0.05
 turn = module.precedence()

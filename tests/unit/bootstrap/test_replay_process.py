@@ -5,7 +5,7 @@ import sys
 
 NOISY = """
 import os, sys
-from moeless.bootstrap.replay_process import take_output
+from moeless.bootstrap.replays.replay_process import take_output
 messages = take_output()
 os.write(1, b"a solver written in C\\n")
 print("a library")

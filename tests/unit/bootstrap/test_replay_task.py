@@ -6,7 +6,7 @@ import pytest
 
 from fakes.replays import draw_trace
 from moeless.bootstrap.policies import PolicyOptions
-from moeless.bootstrap.replay import (
+from moeless.bootstrap.replays.replay import (
     ReplayTask,
     check_policies,
     find_expert_shape,

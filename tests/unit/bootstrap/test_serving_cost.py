@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from moeless.bootstrap.control import check_policy_config, serving_cost
+from moeless.bootstrap.serving.control import check_policy_config, serving_cost
 from moeless.config import PolicyConfig
 from moeless.core.layer_cost import LayerCost
 from moeless.core.model import ExpertShape

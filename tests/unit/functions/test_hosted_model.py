@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from moeless.bootstrap.control import build_controller
+from moeless.bootstrap.serving.control import build_controller
 from moeless.config import PolicyConfig
 from moeless.core.clock import ManualClock
 from moeless.core.model import ExpertShape, ModelSpec

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from moeless.bootstrap.explain_placement import explain_layer
-from moeless.bootstrap.placement import plan_placement, slots_per_device
-from moeless.bootstrap.placement_plan import PlacementTask
+from moeless.bootstrap.placements.explain_placement import explain_layer
+from moeless.bootstrap.placements.placement import plan_placement, slots_per_device
+from moeless.bootstrap.placements.placement_plan import PlacementTask
 from moeless.errors import ConfigError
 from moeless.policies.planners import PLANNERS
 from moeless.workloads.formats.expert_loads import ExpertLoads

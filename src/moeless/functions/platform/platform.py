@@ -24,9 +24,9 @@ from moeless.functions.platform.host_orders import HostOrders
 from moeless.functions.platform.host_port import HostPort
 from moeless.functions.platform.idle_instances import IdleInstances
 from moeless.functions.platform.model_placement import ModelPlacement
+from moeless.functions.platform.model_shares import ModelShares
 from moeless.functions.platform.need_order import NeedOrder
 from moeless.functions.platform.platform_news import PlatformNews
-from moeless.functions.platform.sharing import Sharing
 from moeless.functions.platform.speed_intake import SpeedIntake
 from moeless.functions.pool.load_limits import ONE_BY_ONE, LoadLimits
 from moeless.functions.pool.load_retries import LoadRetries
@@ -59,7 +59,7 @@ class Platform:
         self.models: dict[str, ModelPlacement] = {}
         self.pools: list[DevicePool] = []
         self._returning: set[int] = set()
-        self._sharing = Sharing(self.models, self.pools)
+        self._sharing = ModelShares(self.models, self.pools)
         self.slots_D = self._sharing.slots_D
         self.check_budgets = self._sharing.check_budgets
         self.speeds = SpeedIntake(

@@ -63,7 +63,7 @@ def test_dense_layers_of_an_sglang_dump_are_left_out_and_ids_stay_absolute(tmp_p
 
 def test_an_sglang_dump_is_read_with_torch(tmp_path):
     torch = pytest.importorskip("torch")
-    from moeless.bootstrap.torch_file import load_torch_file
+    from moeless.bootstrap.placements.torch_file import load_torch_file
 
     path = tmp_path / "expert_distribution_recorder_1.pt"
     counts = torch.tensor(np.stack([LOADS, LOADS]), dtype=torch.int32)
@@ -75,7 +75,7 @@ def test_an_sglang_dump_is_read_with_torch(tmp_path):
 
 def test_a_pt_file_with_code_in_it_is_refused(tmp_path):
     torch = pytest.importorskip("torch")
-    from moeless.bootstrap.torch_file import load_torch_file
+    from moeless.bootstrap.placements.torch_file import load_torch_file
 
     path = tmp_path / "evil.pt"
     torch.save({"logical_count": pytest.importorskip}, path)

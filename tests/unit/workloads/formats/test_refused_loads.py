@@ -181,7 +181,7 @@ def test_a_truncated_safetensors_file(tmp_path):
 
 def test_a_damaged_pt_file(tmp_path):
     torch = pytest.importorskip("torch")
-    from moeless.bootstrap.torch_file import load_torch_file
+    from moeless.bootstrap.placements.torch_file import load_torch_file
 
     path = tmp_path / "d.pt"
     torch.save({"logical_count": torch.ones(1, 2, 4)}, path)

@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moeless.bootstrap.control import (
+from moeless.bootstrap.serving.control import (
     build_controller,
     build_sink,
     build_splitter,
     check_policy_config,
     serving_cost,
 )
-from moeless.bootstrap.device_budgets import device_budgets
-from moeless.bootstrap.look_ahead import (
+from moeless.bootstrap.serving.device_budgets import device_budgets
+from moeless.bootstrap.serving.look_ahead import (
     ServingLookAhead,
     build_look_ahead,
     check_predictor,
 )
-from moeless.bootstrap.supervisor_process import SupervisorProcess
-from moeless.bootstrap.worker_fleet import check_devices, worker_configs
+from moeless.bootstrap.serving.supervisor_process import SupervisorProcess
+from moeless.bootstrap.serving.worker_fleet import check_devices, worker_configs
 from moeless.config import ExpertsConfig
 from moeless.core.clock import SystemClock
 from moeless.core.model import ModelSpec

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moeless.bootstrap.engine import Progress, RunningEngine, start_engine
-from moeless.bootstrap.prompt_feed import FeedState, PromptFeeder, prompt_number
-from moeless.bootstrap.record_config import RecordConfig, check_outputs
+from moeless.bootstrap.recording.prompt_feed import FeedState, PromptFeeder, prompt_number
+from moeless.bootstrap.recording.record_config import RecordConfig, check_outputs
+from moeless.bootstrap.serving.engine import Progress, RunningEngine, start_engine
 from moeless.config import EngineConfig, ExpertsConfig
 from moeless.core.generation import SamplingParams
 from moeless.errors import EngineError, TraceError
@@ -24,7 +24,7 @@ from moeless.workloads.recording.recorder import RoutingRecorder
 from moeless.workloads.routing_trace import RoutingTrace, write_trace
 
 if TYPE_CHECKING:
-    from moeless.bootstrap.gate_inputs import GateInputRecording, GateInputReport
+    from moeless.bootstrap.recording.gate_inputs import GateInputRecording, GateInputReport
     from moeless.engines.transformers.generation.engine import TransformersTextEngine
 
 _LICENCES = {"arena": "Apache-2.0 (the prompts' licence)"}
@@ -197,7 +197,7 @@ def _open_gate_inputs(
     engine: EngineConfig,
     config: RecordConfig,
 ) -> "GateInputRecording":
-    from moeless.bootstrap.gate_inputs import GateInputRecording, make_manifest
+    from moeless.bootstrap.recording.gate_inputs import GateInputRecording, make_manifest
     from moeless.engines.transformers.gate_access import find_gates
 
     assert config.gate_inputs is not None

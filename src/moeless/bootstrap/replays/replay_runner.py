@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from moeless.bootstrap import replay_process
 from moeless.bootstrap.policies import is_serverful
-from moeless.bootstrap.replay import PreparedReplay
+from moeless.bootstrap.replays import replay_process
+from moeless.bootstrap.replays.replay import PreparedReplay
 from moeless.errors import ConfigError, FunctionError
 from moeless.simulator.metrics import MetricsConfig
 from moeless.simulator.recording import Recording

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from moeless.bootstrap.predictor_history import replay_history
+from moeless.bootstrap.predictors.predictor_history import replay_history
 from moeless.bootstrap.reserved_directory import reserved_directory
 from moeless.learned.batching import Batching
 from moeless.learned.evaluation import Evaluation

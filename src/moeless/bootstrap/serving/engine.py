@@ -11,7 +11,7 @@ from moeless.config import EngineConfig, ExpertsConfig
 from moeless.errors import ModelError
 
 if TYPE_CHECKING:
-    from moeless.bootstrap.experts import ExpertsRuntime
+    from moeless.bootstrap.serving.experts import ExpertsRuntime
     from moeless.core.generation import TextEngine
     from moeless.telemetry.engine_metrics import EngineMetrics
     from moeless.telemetry.tracing import Tracing
@@ -123,9 +123,9 @@ def start_engine(
     prepare_process(experts)
     import torch
 
-    from moeless.bootstrap.engine_observer import MeteringObserver
-    from moeless.bootstrap.experts import check_experts_config, start_experts
-    from moeless.bootstrap.step_tracing import trace_steps
+    from moeless.bootstrap.serving.engine_observer import MeteringObserver
+    from moeless.bootstrap.serving.experts import check_experts_config, start_experts
+    from moeless.bootstrap.serving.step_tracing import trace_steps
     from moeless.engines.transformers.generation.engine import TransformersTextEngine
     from moeless.engines.transformers.generation.options import EngineOptions
     from moeless.engines.transformers.loader import load_engine_model

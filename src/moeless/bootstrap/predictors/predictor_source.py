@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from moeless.bootstrap.record import RecordReport, record_routing
-from moeless.bootstrap.record_config import RecordConfig
+from moeless.bootstrap.recording.record import RecordReport, record_routing
+from moeless.bootstrap.recording.record_config import RecordConfig
 from moeless.config import EngineConfig, ExpertsConfig, PolicyConfig
 from moeless.core.cluster import parse_devices
 from moeless.errors import ConfigError

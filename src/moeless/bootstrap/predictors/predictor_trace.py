@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from moeless.bootstrap.predictor import divide
-from moeless.bootstrap.predictor_matching import TokenUses, match_trace
+from moeless.bootstrap.predictors.predictor import divide
+from moeless.bootstrap.predictors.predictor_matching import TokenUses, match_trace
 from moeless.errors import TraceError
 from moeless.learned.batching import UNUSED, Batching, batch_tokens
 from moeless.learned.load_predictor import finish_load

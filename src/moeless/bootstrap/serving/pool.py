@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from moeless.bootstrap.precedence import precedence
-from moeless.bootstrap.supervisor_process import build_supervisor
-from moeless.bootstrap.worker_fleet import check_devices, worker_configs
+from moeless.bootstrap.serving.precedence import precedence
+from moeless.bootstrap.serving.supervisor_process import build_supervisor
+from moeless.bootstrap.serving.worker_fleet import check_devices, worker_configs
 from moeless.config import ExpertsConfig, PolicyConfig
 from moeless.core.garbage import exempt_what_stays
 from moeless.errors import ConfigError

@@ -13,8 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from moeless.bootstrap.control import build_controller, build_sink
-from moeless.bootstrap.precedence import precedence
+from moeless.bootstrap.serving.control import build_controller, build_sink
+from moeless.bootstrap.serving.precedence import precedence
 from moeless.config import PolicyConfig
 from moeless.core.clock import SystemClock
 from moeless.core.garbage import exempt_what_stays

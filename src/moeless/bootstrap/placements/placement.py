@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from moeless.bootstrap.placement_plan import LayerPlan, PlacementPlan, PlacementTask
+from moeless.bootstrap.placements.placement_plan import LayerPlan, PlacementPlan, PlacementTask
+from moeless.bootstrap.placements.slot_filling import equalise_slots
 from moeless.bootstrap.policies import DEFAULT_MEMORY_FACTOR, PolicyOptions, build_policy_set
-from moeless.bootstrap.slot_filling import equalise_slots
 from moeless.core.clock import ManualClock
 from moeless.core.plan import CountArray, LoadArray, PlanRequest, ReplicaArray
 from moeless.core.policy_set import PolicySet

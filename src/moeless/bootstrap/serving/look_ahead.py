@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from moeless.bootstrap.control import heeds_forecasts
-from moeless.bootstrap.live_first_layers import LiveFirstLayers
-from moeless.bootstrap.live_predictor import LivePredictor
-from moeless.bootstrap.predictor_choice import choose_predictor
+from moeless.bootstrap.serving.control import heeds_forecasts
+from moeless.bootstrap.serving.live_first_layers import LiveFirstLayers
+from moeless.bootstrap.serving.live_predictor import LivePredictor
+from moeless.bootstrap.serving.predictor_choice import choose_predictor
 from moeless.config import ExpertsConfig, PolicyConfig
 from moeless.core.clock import SystemClock
 from moeless.engines.transformers.gate_access import find_gates

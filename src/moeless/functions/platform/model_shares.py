@@ -15,7 +15,7 @@ from moeless.functions.sharing.share_check import check_share
 from moeless.functions.sharing.shares import Shares
 
 
-class Sharing:
+class ModelShares:
     """Keeps models' capacities and reservations up to date.
 
     Args:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from moeless.bootstrap.expectation import expect, expect_first
-from moeless.bootstrap.learning_thread import LearningThread
+from moeless.bootstrap.serving.expectation import expect, expect_first
+from moeless.bootstrap.serving.learning_thread import LearningThread
 from moeless.functions.token_path.announcer import ExpectedLoad
 from moeless.learned.first_layers_learning import FirstLayersLearning
 from moeless.learned.gate_predictor import Gate

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from moeless.bootstrap.expectation import expect, expect_first
-from moeless.bootstrap.learning_thread import LearningThread
+from moeless.bootstrap.serving.expectation import expect, expect_first
+from moeless.bootstrap.serving.learning_thread import LearningThread
 from moeless.core.events import PredictorSwapped
 from moeless.core.ports import Clock, EventSink
 from moeless.functions.token_path.announcer import ExpectedLoad

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from moeless.bootstrap.policies import PolicyOptions, build_policy_set
-from moeless.bootstrap.predictor_choice import choose_predictor
+from moeless.bootstrap.serving.predictor_choice import choose_predictor
 from moeless.config import ExpertsConfig, PolicyConfig
 from moeless.control.controller import Controller, ControllerConfig
 from moeless.control.search import InlineSearcher, ThreadSearcher

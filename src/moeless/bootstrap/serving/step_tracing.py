@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from moeless.bootstrap.experts import ExpertsRuntime
+from moeless.bootstrap.serving.experts import ExpertsRuntime
 from moeless.core.plan import CountArray
 from moeless.engines.transformers.generation.observer import StepPart
 from moeless.engines.transformers.loader import LoadedModel, attach_runtime

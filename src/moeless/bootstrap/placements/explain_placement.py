@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeless.bootstrap.placement import counts_of
-from moeless.bootstrap.placement_plan import LayerPlan, PlacementPlan
+from moeless.bootstrap.placements.placement import counts_of
+from moeless.bootstrap.placements.placement_plan import LayerPlan, PlacementPlan
 from moeless.core.plan import CountArray, ReplicaArray
 
 _CANDIDATES = 4

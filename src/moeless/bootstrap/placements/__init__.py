@@ -1,0 +1,1 @@
+"""Placements for other systems, from loads that were recorded."""

@@ -1,0 +1,1 @@
+"""Predictors of expert loads: fitted, judged, and put to use on traces."""

@@ -1,0 +1,1 @@
+"""Routing traces and gate inputs, from a running model."""

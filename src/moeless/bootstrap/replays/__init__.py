@@ -1,0 +1,1 @@
+"""Replays of traces, a process for each policy."""
