@@ -9,7 +9,7 @@ from moeless.simulator.event_loop import EventLoop
 
 
 class SimulatedHost:
-    """Carries out one device's orders in simulated time. A ``functions.platform.HostPort``.
+    """Carries out one device's orders in simulated time. A ``platform.host_port.HostPort``.
 
     A load occupies the device's link to the host; another one in flight waits for it. Evictions
     take no time.

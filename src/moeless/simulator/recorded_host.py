@@ -34,7 +34,7 @@ class Absence:
 
 @dataclass(kw_only=True)
 class RecordedHost:
-    """One device's orders. A ``functions.host_port.HostPort``.
+    """One device's orders. A ``platform.host_port.HostPort``.
 
     A worker follows its orders one after the other, so they end in the order in which they were
     given: a record in which another one ends first is of a run that decided otherwise.

@@ -46,12 +46,12 @@ class LiveFirstLayers:
         self.close: Callable[[], None] = self._thread.close
 
     def notice(self, layer: int, x_TH: torch.Tensor) -> None:
-        """A ``functions.announcer.Notice``: keeps some rows that the first layers saw."""
+        """A ``token_path.announcer.Notice``: keeps some rows that the first layers saw."""
         if layer < self._distance:
             self.sample.note(layer + 1, x_TH)
 
     def forecast(self, layer: int, x_TH: torch.Tensor) -> ExpectedLoad | None:
-        """A ``functions.announcer.Forecast``."""
+        """A ``token_path.announcer.Forecast``."""
         return expect(self._predictor, layer, x_TH)
 
     def forecast_first(self, embedding_TH: torch.Tensor) -> dict[int, ExpectedLoad]:

@@ -67,11 +67,11 @@ class LivePredictor:
         return self._predictor
 
     def notice(self, layer: int, x_TH: torch.Tensor) -> None:
-        """A ``functions.announcer.Notice``: keeps a few of a step's rows to learn from."""
+        """A ``token_path.announcer.Notice``: keeps a few of a step's rows to learn from."""
         self.sample.note(layer + 1, x_TH)
 
     def forecast(self, layer: int, x_TH: torch.Tensor) -> ExpectedLoad | None:
-        """A ``functions.announcer.Forecast``."""
+        """A ``token_path.announcer.Forecast``."""
         return expect(self._predictor, layer, x_TH)
 
     def forecast_first(self, embedding_TH: torch.Tensor) -> dict[int, ExpectedLoad]:

@@ -1,7 +1,7 @@
 """The supervisor goes before those that compute, and may not make them wait for long.
 
 It thinks for a fraction of a millisecond while others compute for milliseconds, and a plan that
-comes late is of no use. A higher nice value is not enough: where the system groups processes by
+comes late is of no use. A lower nice value is not enough: where the system groups processes by
 session, nice values of different sessions are not compared, and even within one session whoever
 wakes may have to wait for the end of a time slice. So it asks for the lowest real-time priority.
 """

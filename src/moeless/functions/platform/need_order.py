@@ -50,7 +50,7 @@ class Waiters(Protocol):
 
 
 class NeedOrder:
-    """Orders loads and evictions by when a layer runs next. A ``functions.pool.PoolOrder``.
+    """Orders loads and evictions by when a layer runs next. A ``pool.pool_order.PoolOrder``.
 
     Args:
         models: By id; kept up to date by the owner.

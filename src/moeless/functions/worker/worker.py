@@ -170,11 +170,13 @@ class Worker:
 
     def _expect(self, functions: list[FunctionId]) -> None:
         """Loads have been ordered, others may be before them."""
-        large = [function for function in functions if self._host.should_fetch(function)]
-        for function in large:
-            self._fetcher.expect(function)
-        if not large:
-            self._host.expect(functions)
+        small = []
+        for function in functions:
+            if self._host.should_fetch(function):
+                self._fetcher.expect(function)
+            else:
+                small.append(function)
+        self._host.expect(small)
 
     def _follow_orders(self) -> None:
         orders = {
