@@ -26,7 +26,7 @@ def inspect_model(
     """
     directory = find_model(name)
     from moeless.engines.transformers.loader import describe_model
-    from moeless.functions.host.host import function_bytes
+    from moeless.functions.compute.experts import function_bytes
     from moeless.functions.store import ExpertStore
 
     described = describe_model(directory)

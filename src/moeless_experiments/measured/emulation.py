@@ -12,7 +12,6 @@ import torch
 from moeless.core.model import FunctionId
 from moeless.core.plan import CountArray
 from moeless.engines.transformers.loader import LoadedModel
-from moeless.functions.compute.kernels import is_stacked
 from moeless.functions.host.host import ExpertHost
 from moeless.functions.store import ExpertStore
 from moeless.functions.token_path.open_work import OpenWork
@@ -35,21 +34,17 @@ class DeviceEmulator:
         spec = loaded.spec
         self._spec = spec
         self._store = ExpertStore(loaded.directory, loaded.layout, spec)
-        # Small experts of a device lie side by side and are computed in one go, so it matters
-        # which ones a device has; large ones can be shared by all.
-        self._stacked = is_stacked(spec.expert, "cpu")
-        self._hosts: dict[tuple[str, int], ExpertHost] = {}
-        self._held: dict[tuple[str, int, int], frozenset[int]] = {}
+        self._host = ExpertHost("cpu")
+        self._host.add_model(self._store, spec)
         self._states = draw_states(spec.expert.hidden, spec.expert.dtype, seed)
 
-    def run(self, layer: int, ids_TK: IdArray, share_ED: CountArray, *, fleet: str = "") -> Sample:
+    def run(self, layer: int, ids_TK: IdArray, share_ED: CountArray) -> Sample:
         """One layer-step, all devices one after another.
 
         Args:
             layer: MoE layer.
             ids_TK: Chosen experts.
             share_ED: Tokens of each replica.
-            fleet: Names the devices: another policy has other ones.
         """
         ids_S = ids_TK.reshape(-1)
         count_E = np.bincount(ids_S, minlength=self._spec.num_experts)
@@ -62,8 +57,9 @@ class DeviceEmulator:
             if not len(segments_n3):
                 continue
             status_n = np.zeros(len(segments_n3), dtype=np.uint8)
-            host = self._prepare(fleet, device, layer, segments_n3[:, 0].tolist())
-            busy_ns = host.invoke(
+            for expert in segments_n3[:, 0].tolist():
+                self._host.load(FunctionId(self._spec.model_id, layer, expert))
+            busy_ns = self._host.invoke(
                 self._spec.model_id,
                 layer,
                 x_TH=x_TH,
@@ -76,31 +72,12 @@ class DeviceEmulator:
             busy_s_D[device] = busy_ns / 1e9
         return Sample(float(busy_s_D.max()), busy_s_D, share_ED)
 
-    def _prepare(self, fleet: str, device: int, layer: int, experts: list[int]) -> ExpertHost:
-        """A host that has these experts of the layer, and where it matters no others."""
-        key = (fleet, device) if self._stacked else ("", 0)
-        if key not in self._hosts:
-            self._hosts[key] = ExpertHost("cpu")
-            self._hosts[key].add_model(self._store, self._spec)
-        host, model = self._hosts[key], self._spec.model_id
-        wanted, held = frozenset(experts), self._held.get((*key, layer), frozenset())
-        if not self._stacked:
-            wanted |= held
-        for expert in held - wanted:
-            host.evict(FunctionId(model, layer, expert))
-        for expert in sorted(wanted - held):
-            host.load(FunctionId(model, layer, expert))
-        self._held[*key, layer] = wanted
-        return host
-
     def run_best(
         self,
         layer: int,
         ids_TK: IdArray,
         share_ED: CountArray,
         repeats: int,
-        *,
-        fleet: str = "",
     ) -> Sample:
         """The same several times; each device's shortest time counts.
 
@@ -109,9 +86,8 @@ class DeviceEmulator:
             ids_TK: Chosen experts.
             share_ED: Tokens of each replica.
             repeats: How often.
-            fleet: Names the devices.
         """
-        runs = [self.run(layer, ids_TK, share_ED, fleet=fleet) for _ in range(repeats)]
+        runs = [self.run(layer, ids_TK, share_ED) for _ in range(repeats)]
         busy_s_D = np.min([run.busy_s_D for run in runs], axis=0)
         return Sample(float(busy_s_D.max()), busy_s_D, share_ED)
 

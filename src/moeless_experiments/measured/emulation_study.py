@@ -81,7 +81,7 @@ def _calibrate(context: Context, emulator: DeviceEmulator, shape: LayerShape) ->
                 samples.append(
                     [
                         emulator.run_best(
-                            layer, step[layer], share_ED, _REPEATS, fleet=f"{devices} devices"
+                            layer, step[layer], share_ED, _REPEATS
                         )
                     ]
                 )
@@ -119,7 +119,7 @@ def _emulate(
         for policy in POLICIES[step % len(POLICIES) :] + POLICIES[: step % len(POLICIES)]:
             shares = replays[policy].share_SLED[step]
             row = [
-                emulator.run_best(layer, ids_TK, shares[layer], _REPEATS, fleet=policy)
+                emulator.run_best(layer, ids_TK, shares[layer], _REPEATS)
                 for layer, ids_TK in enumerate(ids_LTK)
             ]
             seconds[policy].append([sample.seconds for sample in row])

@@ -6,18 +6,17 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from torch.nn.functional import linear, relu, silu
+from torch.nn.functional import gelu, linear, relu, silu
 
 from moeless.core.model import ExpertShape, FunctionId, ModelSpec
 from moeless.errors import CheckpointError, FunctionError
-from moeless.functions.compute import together
-from moeless.functions.compute.kernels import gated_activation
-from moeless.functions.compute.padded import Padding, small_activation
+from moeless.functions.compute import experts, panels
+from moeless.functions.compute.experts import function_bytes
 from moeless.functions.host.headroom import SMALL_BYTES, invocation_bytes
-from moeless.functions.host.host import NOT_WARM, OK, ExpertHost, function_bytes
+from moeless.functions.host.host import ExpertHost
+from moeless.functions.links.segment_status import FAILED, NOT_WARM, OK
 from moeless.functions.store.digest import digest_weights
 from moeless.functions.store.expert_weights import ExpertWeights
-from moeless.functions.worker.weight_pages import weight_pages
 
 EXPERTS = 6
 
@@ -74,29 +73,13 @@ def make_host(shape, *, warm=range(EXPERTS), experts=EXPERTS, store=Store):
     return host, store
 
 
-WAYS = ("apart", "padded", "row by row", "bfloat16 tiles")
+WAYS = ("panels", "torch")
 
 
 def choose(monkeypatch, way):
-    """Have small experts always run in one way, where they can."""
-
-    def find_padding(_gate_up, slots_n, sizes_n):
-        lowest = min(slots_n)
-        slots = max(slots_n) - lowest + 1
-        return Padding(lowest=lowest, slots=slots, rows=max(sizes_n), needed=sum(sizes_n))
-
-    def row_loops_can(stack, _sizes_n):
-        return stack.gate_up.dtype == torch.float32 and stack.gate_up_bias is None
-
-    def tiles_can(stack, _sizes_n):
-        return stack.is_input_major
-
-    chosen = find_padding if way == "padded" else lambda *_: None
-    monkeypatch.setattr(together, "find_padding", chosen)
-    pays = row_loops_can if way == "row by row" else lambda *_: False
-    monkeypatch.setattr(together, "row_loops_pay", pays)
-    pays = tiles_can if way == "bfloat16 tiles" else lambda *_: False
-    monkeypatch.setattr(together, "bfloat16_loops_pay", pays)
+    """Have experts computed in one way."""
+    if way == "torch":
+        monkeypatch.setattr(experts, "way_for", lambda _: None)
 
 
 def expected(shape, weights, x):
@@ -113,6 +96,8 @@ def expected(shape, weights, x):
         inner = (up + 1) * gate * torch.sigmoid(shape.alpha * gate)
     elif shape.activation == "relu":
         inner = relu(gate) * up
+    elif shape.activation.startswith("gelu"):
+        inner = gelu(gate, approximate="none" if shape.activation == "gelu" else "tanh") * up
     else:
         inner = silu(gate) * up
     return apply(inner, weights.down, weights.down_bias)
@@ -169,6 +154,11 @@ SHAPES = {
     "relu, whole tiles, bfloat16": ExpertShape(
         hidden=64, intermediate=16, activation="relu", dtype="bfloat16"
     ),
+    "gelu": ExpertShape(hidden=40, intermediate=24, activation="gelu", dtype="float32"),
+    "gelu_tanh, bfloat16": ExpertShape(
+        hidden=40, intermediate=24, activation="gelu_tanh", dtype="bfloat16"
+    ),
+    "float16": ExpertShape(hidden=40, intermediate=24, dtype="float16"),
     "large": ExpertShape(hidden=512, intermediate=264, dtype="float32"),
     "large, bfloat16": ExpertShape(hidden=512, intermediate=264, dtype="bfloat16"),
 }
@@ -202,7 +192,7 @@ def test_cold_experts_are_refused_and_the_others_computed(shape, way, monkeypatc
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("rows", [1, 4, 300, 6000])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_whatever_the_rules_choose_rows_are_right(dtype, rows, threads):
+def test_rows_are_right_whatever_their_number_and_the_threads(dtype, rows, threads):
     shape = ExpertShape(hidden=96, intermediate=48, dtype=dtype)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -214,15 +204,31 @@ def test_whatever_the_rules_choose_rows_are_right(dtype, rows, threads):
         torch.set_num_threads(before)
 
 
-def test_few_float32_rows_go_through_the_compiled_loops(monkeypatch):
-    loops = []
-    run = together.run_row_loops
-    monkeypatch.setattr(together, "run_row_loops", lambda *a, **k: loops.append(1) or run(*a, **k))
-    shape = ExpertShape(hidden=96, intermediate=48, dtype="float32")
-    host, store = make_host(shape)
-    segments = [(e, e, e + 1) for e in range(EXPERTS)]
-    invoke_and_check(host, store, shape, segments, warm=range(EXPERTS))
-    assert loops == [1]
+@pytest.mark.parametrize("shape", [name for name in SHAPES if name != "float16"])
+def test_a_rows_output_is_the_same_to_the_bit_beside_any_others(shape):
+    shape = SHAPES[shape]
+    host, _ = make_host(shape)
+    x_TH = torch.randn(50, shape.hidden).to(getattr(torch, shape.dtype))
+
+    def compute(segments, tokens):
+        y_SH = torch.zeros(len(tokens), shape.hidden, dtype=x_TH.dtype)
+        status_n = np.zeros(len(segments), dtype=np.uint8)
+        host.invoke(
+            "m",
+            1,
+            x_TH=x_TH,
+            token_S=torch.tensor(tokens),
+            segments_n3=np.array(segments, dtype=np.int32),
+            y_SH=y_SH,
+            status_n=status_n,
+        )
+        return y_SH
+
+    together = compute([(1, 0, 50), (4, 50, 90)], [*range(50), *range(40)])
+    for token in (0, 7, 33, 39):
+        assert torch.equal(compute([(1, 0, 1)], [token])[0], together[token])
+        assert torch.equal(compute([(4, 0, 1)], [token])[0], together[50 + token])
+    assert torch.equal(compute([(4, 0, 13)], list(range(20, 33))), together[70:83])
 
 
 def test_rows_need_not_be_contiguous_in_memory():
@@ -264,79 +270,24 @@ def test_instances_hold_the_bytes_that_were_announced(shape):
     assert host.resident_bytes == (EXPERTS - 1) * each
 
 
-LARGE = [name for name in SHAPES if name.startswith("large")]
-
-
-def lay_out_all(host):
-    """Returns how many instances there were to lay out."""
-    return len(list(iter(host.lay_out_next, False)))
-
-
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("shape", LARGE)
-def test_large_experts_compute_as_they_were_read_until_they_are_laid_out(shape, route):
-    host, store = make_host(SHAPES[shape])
-    held = host.resident_bytes
-    for _ in range(EXPERTS):
-        invoke_and_check(host, store, SHAPES[shape], ROUTES[route], warm=range(EXPERTS))
-        assert host.lay_out_next()
-    invoke_and_check(host, store, SHAPES[shape], ROUTES[route], warm=range(EXPERTS))
-    assert not host.lay_out_next()
-    assert host.resident_bytes == held
-
-
-def test_only_experts_with_a_layout_of_their_own_have_to_be_laid_out():
-    for name, shape in SHAPES.items():
-        assert lay_out_all(make_host(shape)[0]) == (EXPERTS if name in LARGE else 0)
-
-
-def test_an_instance_that_has_left_is_not_laid_out():
-    host, store = make_host(SHAPES["large"], warm=[1, 2])
-    host.evict(FunctionId("m", 1, 1))
-    assert lay_out_all(host) == 1
-    invoke_and_check(host, store, SHAPES["large"], ROUTES["all experts"], warm=[2])
-
-
-def test_without_memory_for_another_layout_an_instance_stays_as_it_was_read(monkeypatch):
-    host, store = make_host(SHAPES["large"])
-
-    def fail(*_, **__):
-        raise MemoryError
-
-    monkeypatch.setattr("moeless.functions.host.host.build_kernel", fail)
-    assert lay_out_all(host) == EXPERTS
-    segments = ROUTES["all experts"]
-    invoke_and_check(host, store, SHAPES["large"], segments, warm=range(EXPERTS))
-
-
-def test_what_reading_left_too_large_is_laid_out_at_once():
-    host, store = make_host(SHAPES["large"], store=DecodingStore)
-    assert lay_out_all(host) == 0
-    segments = ROUTES["all experts"]
-    invoke_and_check(host, store, SHAPES["large"], segments, warm=range(EXPERTS))
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_large_experts_hold_no_more_memory_than_their_bytes_before_and_after(dtype):
+def test_large_experts_hold_no_more_memory_than_their_bytes(dtype):
     shape = ExpertShape(hidden=1024, intermediate=1024, dtype=dtype)
     host, _ = make_host(shape, warm=(), experts=8)
     process = psutil.Process()
     instances = [FunctionId("m", 0, expert) for expert in range(8)]
 
     def fill():
-        with weight_pages():
-            for function in instances:
-                host.load(function)
-            as_read = process.memory_info().rss
-            assert lay_out_all(host) == len(instances)
-        return as_read, process.memory_info().rss
+        for function in instances:
+            host.load(function)
+        host.rest()
+        return process.memory_info().rss
 
     fill()  # what the libraries need stays
     for function in instances:
         host.evict(function)
     before = process.memory_info().rss
-    for rss in fill():
-        assert rss - before < 1.2 * host.resident_bytes
+    assert fill() - before < 1.2 * host.resident_bytes
 
 
 def test_only_what_is_large_is_worth_fetching_before_its_load():
@@ -346,9 +297,18 @@ def test_only_what_is_large_is_worth_fetching_before_its_load():
         assert not host.should_fetch(FunctionId("another model", 0, 0))
 
 
-def test_a_small_instance_takes_its_own_bytes_and_no_padding():
-    for shape in ("small", "small, bfloat16", "clamped with biases"):
-        assert function_bytes(SHAPES[shape], "cpu") == SHAPES[shape].num_bytes
+def test_whole_panels_take_next_to_nothing_beyond_an_experts_own_bytes():
+    for dtype in ("float32", "bfloat16"):
+        shape = ExpertShape(hidden=64, intermediate=48, dtype=dtype)
+        beyond = function_bytes(shape, "cpu") - shape.num_bytes
+        assert beyond == (0 if dtype == "float32" else 2048)
+
+
+def test_what_panels_do_not_know_takes_its_own_bytes(monkeypatch):
+    shape = ExpertShape(hidden=40, intermediate=24, dtype="float16")
+    assert function_bytes(shape, "cpu") == function_bytes(shape, "cuda:0") == shape.num_bytes
+    monkeypatch.setattr(panels._config, "DISABLE_JIT", 1)
+    assert function_bytes(SHAPES["small"], "cpu") == SHAPES["small"].num_bytes
 
 
 def test_small_experts_give_their_memory_back_to_the_system():
@@ -362,7 +322,7 @@ def test_small_experts_give_their_memory_back_to_the_system():
     for function in instances:
         host.load(function)
     held = host.resident_bytes
-    assert held == 128 * shape.num_bytes
+    assert held == 128 * function_bytes(shape, "cpu")
     after = process.memory_info().rss
     assert 0.9 * held < after - before < 1.1 * held
     for function in instances[1:]:
@@ -401,10 +361,10 @@ def test_memory_that_runs_out_is_said_with_the_instance(monkeypatch):
     host, _ = make_host(SHAPES["small"], warm=())
 
     def fail(*_, **__):
-        raise MemoryError("no address space for 6 experts")
+        raise MemoryError("no bytes for an expert")
 
-    monkeypatch.setattr("moeless.functions.host.host.WeightStack", fail)
-    with pytest.raises(FunctionError, match=r"cpu cannot hold .*no address space for 6 experts"):
+    monkeypatch.setattr(experts, "_map", fail)
+    with pytest.raises(FunctionError, match=r"cpu cannot hold .*no bytes for an expert"):
         host.load(FunctionId("m", 1, 0))
     assert host.resident_bytes == 0
 
@@ -431,20 +391,6 @@ def test_without_room_a_load_does_not_even_begin_to_read(shape, monkeypatch):
     invoke_and_check(host, Store(SHAPES[shape]), SHAPES[shape], ROUTES["all experts"], warm=[0])
 
 
-def test_a_model_whose_instances_find_no_room_is_refused(monkeypatch):
-    without_room(monkeypatch)
-    with pytest.raises(FunctionError, match="cpu cannot hold m: no room"):
-        make_host(SHAPES["large"])
-
-
-def test_without_room_for_another_layout_an_instance_stays_as_it_was_read(monkeypatch):
-    host, store = make_host(SHAPES["large"])
-    without_room(monkeypatch)
-    assert lay_out_all(host) == EXPERTS
-    segments = ROUTES["all experts"]
-    invoke_and_check(host, store, SHAPES["large"], segments, warm=range(EXPERTS))
-
-
 def test_loads_leave_room_for_the_largest_invocation_that_any_engine_may_ask_for(monkeypatch):
     shape = SHAPES["large"]
     host, _ = make_host(shape, warm=())
@@ -453,11 +399,12 @@ def test_loads_leave_room_for_the_largest_invocation_that_any_engine_may_ask_for
         host.expect_rows("m", rows)
         with pytest.raises(FunctionError):
             host.load(FunctionId("m", 1, 0))
-    most = SMALL_BYTES + invocation_bytes(shape, 512)
+    most, load = SMALL_BYTES + invocation_bytes(shape, 512), shape.num_bytes
+    load += function_bytes(shape, "cpu")
     assert asked == [
-        (shape.num_bytes, SMALL_BYTES + invocation_bytes(shape, 8)),
-        (shape.num_bytes, most),
-        (shape.num_bytes, most),
+        (load, SMALL_BYTES + invocation_bytes(shape, 8)),
+        (load, most),
+        (load, most),
     ]
 
 
@@ -468,16 +415,6 @@ def test_what_is_decoded_takes_room_for_what_was_read_and_what_comes_of_it(monke
     with pytest.raises(FunctionError):
         host.load(FunctionId("m", 1, 0))
     assert asked[0][0] == store.load_bytes + function_bytes(SHAPES["large"], "cpu")
-
-
-def test_the_first_instance_of_a_layer_takes_room_for_the_stack_of_all(monkeypatch):
-    shape = SHAPES["small"]
-    host, _ = make_host(shape, warm=(0,))
-    asked = without_room(monkeypatch)
-    for layer in (0, 1):
-        with pytest.raises(FunctionError):
-            host.load(FunctionId("m", layer, 1))
-    assert asked[0][0] - asked[1][0] == EXPERTS * shape.num_bytes
 
 
 def test_a_thread_that_loads_leaves_the_threads_of_others_as_they_were():
@@ -546,29 +483,21 @@ def test_a_digest_heeds_every_value_and_its_place(dtype):
     assert digest_weights(weights) != before
 
 
-def test_the_compiled_activation_is_torchs_to_the_bit_for_every_bfloat16():
-    shape = ExpertShape(hidden=8, intermediate=3, dtype="bfloat16")
-    compiled, plain = small_activation(shape, "cpu"), gated_activation(shape)
-    every = torch.from_numpy(np.arange(1 << 16, dtype=np.uint16)).view(torch.bfloat16)
-    for factor in (1.0, -3.25, 0.0, 1e30):
-        up = torch.full_like(every, factor)
-        h = torch.stack([every, every.flip(0), every.roll(77), up, up, up], dim=1)
-        torch.testing.assert_close(compiled(h), plain(h), rtol=0, atol=0, equal_nan=True)
+def test_memory_that_runs_out_in_an_invocation_fails_what_was_warm(monkeypatch):
+    host, _ = make_host(SHAPES["small"], warm=[1, 2])
 
+    def fail(*_, **__):
+        raise MemoryError
 
-def test_only_small_bfloat16_experts_on_a_cpu_have_the_compiled_activation():
-    def is_compiled(device="cpu", **changes):
-        facts = {"hidden": 64, "intermediate": 16, "dtype": "bfloat16"} | changes
-        return small_activation(ExpertShape(**facts), device).__name__ == "compiled"
-
-    assert is_compiled()
-    assert not is_compiled(dtype="float32")
-    assert not is_compiled(activation="gelu")
-    assert not is_compiled(hidden=4096, intermediate=14336)
-    assert not is_compiled(device="cuda:0")
-
-
-def test_small_experts_take_no_pages_of_their_own():
-    for hidden, takes in ((64, False), (1024, True)):
-        host, _ = make_host(ExpertShape(hidden=hidden, intermediate=512), warm=())
-        assert host.takes_pages(FunctionId("m", 0, 0)) is takes
+    monkeypatch.setattr(panels.Products, "run", fail)
+    status_n = np.full(3, 9, dtype=np.uint8)
+    host.invoke(
+        "m",
+        1,
+        x_TH=torch.zeros(3, 40),
+        token_S=torch.arange(3),
+        segments_n3=np.array([[1, 0, 1], [2, 1, 2], [4, 2, 3]], dtype=np.int32),
+        y_SH=torch.zeros(3, 40),
+        status_n=status_n,
+    )
+    assert status_n.tolist() == [FAILED, FAILED, NOT_WARM]

@@ -6,7 +6,7 @@ from moeless.bootstrap.policies import PolicyOptions
 from moeless.config import ExpertsConfig
 from moeless.core.model import ModelSpec
 from moeless.errors import BudgetError
-from moeless.functions.host.host import function_bytes
+from moeless.functions.compute.experts import function_bytes
 
 
 def device_budgets(spec: ModelSpec, config: ExpertsConfig) -> list[int]:

@@ -35,7 +35,6 @@ from moeless.functions.links.segment_status import FAILED
 from moeless.functions.links.wire import layout_from_json, spec_from_json
 from moeless.functions.store.store import ExpertStore
 from moeless.functions.worker.fetcher import Fetcher
-from moeless.functions.worker.weight_pages import weight_pages
 
 _log = logging.getLogger(__name__)
 
@@ -143,11 +142,6 @@ class Worker:
 
     # Orders
 
-    def lay_out_next(self) -> bool:
-        """There is time to lay an instance's weights out; whether there was one to do."""
-        with weight_pages():
-            return self._host.lay_out_next()
-
     def rest(self) -> None:
         """No load follows for now."""
         self._host.rest()
@@ -212,9 +206,7 @@ class Worker:
         for function, digest in zip(_functions(message), message["digests"], strict=True):
             try:
                 self._fetcher.settle(function)
-                large = self._host.takes_pages(function)
-                with weight_pages() if large else contextlib.nullcontext():
-                    self._host.load(function, digest=digest)
+                self._host.load(function, digest=digest)
                 loaded.append(function)
             except MoelessError as error:
                 # Damaged files are the same for all devices, memory is not.

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from numba import njit
+from numba import cfunc, njit
 
 
 def compiled(signature: str, *, reorders_sums: bool = False) -> Callable[[Any], Any]:
@@ -30,6 +30,20 @@ def compiled(signature: str, *, reorders_sums: bool = False) -> Callable[[Any], 
                 return njit(signature, nogil=True, **options)(function)
 
     return decorate
+
+
+def compiled_callback(signature: Any, function: Any) -> Any:
+    """Compile a function that other code may call by its address; cached as ``compiled`` does.
+
+    Args:
+        signature: Its types, as numba has them.
+        function: A Python function.
+    """
+    with _signals_later():
+        try:
+            return cfunc(signature, cache=True)(function)
+        except RuntimeError:  # no folder for the cache
+            return cfunc(signature)(function)
 
 
 @contextlib.contextmanager
