@@ -181,6 +181,7 @@ class EngineConfig:
         max_waiting: Requests that may wait beyond those.
         max_model_len: Tokens of prompt and completion; None takes the model's own limit.
         prefill_chunk_tokens: Prompt tokens that may delay one decode step.
+        batch_invariant: A sequence's numbers are the same to the bit whatever runs beside it.
         threads: Compute threads of the engine; None takes half of the cores when CPU workers
             run beside it, else all.
 
@@ -195,6 +196,7 @@ class EngineConfig:
     max_waiting: int = 256
     max_model_len: int | None = None
     prefill_chunk_tokens: int = 512
+    batch_invariant: bool = False
     threads: int | None = None
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from moeless.core.events import Event, LoadTaken
 from moeless.core.model import ModelSpec
 from moeless.costs.linear import LinearTime
 from moeless.engines.transformers.loader import load_engine_model
-from moeless.functions.host.host import function_bytes
+from moeless.functions.compute.experts import function_bytes
 from moeless.functions.planning.load_report import devices_of_experts
 from moeless.functions.token_path.announcer import ExpectedLoad, LookAhead
 from moeless.functions.token_path.dispatch import ExpertDispatcher

@@ -201,6 +201,12 @@ def engine_options(command: _Command) -> _Command:
             help="Tokens of prompt and completion; default: the model's own limit.",
         ),
         click.option(
+            "--batch-invariant",
+            is_flag=True,
+            help="Answers do not depend on what else is in the batch, to the bit, in every dtype "
+            "(CPUs only). Prompts are then read one by one.",
+        ),
+        click.option(
             "--threads",
             type=click.IntRange(min=1),
             help="Compute threads of the engine; default: half of the cores beside CPU workers.",
@@ -328,7 +334,8 @@ def _first_given(names: Sequence[str]) -> str | None:
 
 def engine_config(model: str, options: dict[str, Any]) -> EngineConfig:
     """Take the engine's options out of a command's options."""
-    names = ("model_id", "dtype", "max_batch_size", "max_waiting", "max_model_len", "threads")
+    names = ["model_id", "dtype", "max_batch_size", "max_waiting", "max_model_len"]
+    names += ["batch_invariant", "threads"]
     return EngineConfig(model=model, **{name: options.pop(name) for name in names})
 
 

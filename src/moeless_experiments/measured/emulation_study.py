@@ -78,13 +78,7 @@ def _calibrate(context: Context, emulator: DeviceEmulator, shape: LayerShape) ->
         for number, (step, shares) in enumerate(zip(steps, shares_NL, strict=True)):
             context.progress(f"{shape.name}: calibration", number, len(steps))
             for layer, share_ED in enumerate(shares):
-                samples.append(
-                    [
-                        emulator.run_best(
-                            layer, step[layer], share_ED, _REPEATS
-                        )
-                    ]
-                )
+                samples.append([emulator.run_best(layer, step[layer], share_ED, _REPEATS)])
         measured.append(summarise(steps, samples))
     return fit_devices(measured)
 

@@ -13,7 +13,7 @@ from moeless.bootstrap.serving.experts import ExpertsRuntime, start_experts
 from moeless.config import ExpertsConfig, PolicyConfig
 from moeless.core.cluster import parse_devices
 from moeless.engines.transformers.loader import LoadedModel, load_engine_model
-from moeless.functions.host.host import function_bytes
+from moeless.functions.compute.experts import function_bytes
 
 TOLERANCE = 1e-5
 """Largest difference of a logit in float32: the order of sums may differ, nothing else.

@@ -19,7 +19,7 @@ from moeless.bootstrap.serving.experts import start_experts  # noqa: E402
 from moeless.config import ExpertsConfig, PolicyConfig  # noqa: E402
 from moeless.core.cluster import parse_devices  # noqa: E402
 from moeless.engines.transformers.loader import load_engine_model  # noqa: E402
-from moeless.functions.host.host import function_bytes  # noqa: E402
+from moeless.functions.compute.experts import function_bytes  # noqa: E402
 
 PROMPT = torch.tensor([[5, 17, 200, 33, 8], [90, 41, 3, 77, 120]])
 NEW_TOKENS = 12

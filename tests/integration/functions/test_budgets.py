@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moeless.errors import BudgetError, FunctionError, UnavailableError
-from moeless.functions.host.host import function_bytes
+from moeless.functions.compute.experts import function_bytes
 
 
 @pytest.mark.parametrize("policy", ["static", "paper"])

@@ -7,7 +7,7 @@ import pytest
 from families import make_tiny
 from moeless.core.memory_share import MemoryShare
 from moeless.errors import FunctionError
-from moeless.functions.host.host import function_bytes
+from moeless.functions.compute.experts import function_bytes
 
 SLOTS = 20  # of the small model, on each of two devices; one copy of all it has takes 12
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moeless.functions.host.host import FAILED, NOT_WARM, OK
+from moeless.functions.links.segment_status import FAILED, NOT_WARM, OK
 from moeless.functions.token_path.open_work import OpenWork
 from moeless.policies.splitters.even import EvenSplitter
 

@@ -6,8 +6,8 @@ import torch
 
 from moeless.core.model import ExpertShape, ModelSpec
 from moeless.errors import FunctionError, UnavailableError
-from moeless.functions.host.host import FAILED, NOT_WARM, OK
 from moeless.functions.links.board import Board
+from moeless.functions.links.segment_status import FAILED, NOT_WARM, OK
 from moeless.functions.token_path.announcer import ExpectedLoad, LookAhead
 from moeless.functions.token_path.dispatch import Answer, ExpertDispatcher
 from moeless.policies.splitters.even import EvenSplitter

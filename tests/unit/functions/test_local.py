@@ -38,9 +38,6 @@ class Host:
         self.held.add(function)
         return 10
 
-    def lay_out_next(self):
-        return False
-
     def rest(self):
         """Nothing to give back."""
 

@@ -150,6 +150,7 @@ def start_engine(
                 max_waiting=config.max_waiting,
                 max_model_len=config.max_model_len,
                 prefill_chunk_tokens=config.prefill_chunk_tokens,
+                batch_invariant=config.batch_invariant,
             ),
             observer=None if metrics is None else MeteringObserver(metrics),
         )

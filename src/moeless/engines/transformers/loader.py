@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from moeless.core.checkpoint import ExpertLayout
 from moeless.core.model import DTYPE_BYTES, ModelSpec
 from moeless.core.router import RouterRule
+from moeless.engines.transformers.dense_layers import lay_out_dense
 from moeless.engines.transformers.engine_weights import EngineWeights
 from moeless.engines.transformers.families import Family, family_for
 from moeless.engines.transformers.quantization import check_quantization
@@ -101,6 +102,8 @@ def load_engine_model(
         finally:
             index.close()
         tokenizer = _load_tokenizer(model_dir)
+    moe_blocks = _find_blocks(model, family, spec)
+    lay_out_dense(model)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -108,7 +111,7 @@ def load_engine_model(
         layout=layout,
         family=family,
         router_rule=family.router_rule(config),
-        moe_blocks=_find_blocks(model, family, spec),
+        moe_blocks=moe_blocks,
         directory=model_dir,
     )
 

@@ -6,11 +6,7 @@ moment, and every parallel region of every thread begins by waking them: product
 took three to five times as long (measured, see docs/log.md).
 """
 
-import ctypes
 import threading
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -45,44 +41,3 @@ def work_in_background() -> None:
     restore = threading.Thread(target=torch.set_num_threads, args=(threads,))
     restore.start()
     restore.join()
-
-
-def run_in_team(function: int, argument: int, threads: int) -> None:
-    """Have threads call a function at the same time, and wait until all have returned.
-
-    They are the ones that torch computes with when it is called from this thread. Where they cannot
-    be reached this thread calls the function alone.
-
-    Args:
-        function: Address of a compiled ``void(void *)``.
-        argument: What each of them hands to it, an address.
-        threads: How many.
-    """
-    team = _team() if threads > 1 else None
-    if team is None:
-        _call(function)(argument)
-    else:
-        team(function, argument, threads, 0)
-
-
-@cache
-def _call(function: int) -> Any:
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)
-
-
-@cache
-def _team() -> Any:
-    """OpenMP's way to begin a parallel region, from the library that torch has loaded."""
-    try:
-        with Path("/proc/self/maps").open() as maps:
-            files = {line.split(maxsplit=5)[-1].strip() for line in maps if "omp" in line}
-    except OSError:
-        return None
-    for file in sorted(files):
-        if Path(file).name.startswith(("libgomp", "libomp", "libiomp")):
-            begin: Any = getattr(ctypes.CDLL(file), "GOMP_parallel", None)
-            if begin is not None:
-                begin.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-                begin.restype = None
-                return begin
-    return None

@@ -1,9 +1,9 @@
 """The experts of one model on one device: their weights laid out, and what computes with them.
 
-On a CPU weights lie in panels (``panels``) and all experts of an invocation go through two products,
-whatever their size: each row's result is the same whichever rows and experts are computed beside it.
-On other devices, and for what panels do not know (float16, no compiler), torch computes expert by
-expert. Needs torch.
+On a CPU weights lie in panels (``panels``) and all experts of an invocation go through two
+products, whatever their size: each row's result is the same whichever rows and experts are
+computed beside it. On other devices, and for what panels do not know (float16, no compiler), torch
+computes expert by expert. Needs torch.
 """
 
 import mmap
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from moeless.core.model import ExpertShape, ModelSpec
 from moeless.functions.compute.panels import (
-    COLUMNS,
     GATED_MODES,
     PanelMatrix,
     PanelShape,
@@ -26,6 +25,7 @@ from moeless.functions.compute.panels import (
     can_lay_out,
     way_for,
 )
+from moeless.functions.compute.tiles import COLUMNS
 from moeless.functions.compute.workspace import Workspace
 from moeless.functions.links.segment_status import FAILED, NOT_WARM, OK
 from moeless.functions.store.expert_weights import ExpertWeights

@@ -1,15 +1,14 @@
-"""Matrix products on a CPU: weights in panels of 32 outputs, rows that do not depend on each other.
+"""Matrix products on a CPU: weights in panels of 32 outputs, rows that depend on no other.
 
-A panel holds all inputs of 32 outputs, one input after the other (bfloat16: one pair of inputs), so
-a product reads its weights once and in their order. All ways to multiply (``tiles``) read the same
+A panel holds all inputs of 32 outputs, one input after the other (bfloat16: one pair of inputs),
+so a product reads its weights once and in their order. All ways to multiply (``tiles``) read the same
 layout. A product is cut into tasks (some rows by some panels) that threads take as they come; each
 element is computed by one of them, in one order, whoever it is: results depend neither on the
 number of threads nor on which rows are multiplied together.
 
-Threads are those of OpenMP that torch has already: two pools would fight for the cores.
+Several threads work on a product where that pays (``team``).
 """
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,11 +23,12 @@ from numba import types
 from numba.core.errors import NumbaError
 from numpy.typing import NDArray
 
-from moeless.functions.compute.background import run_in_team
+from moeless.functions.compute.team import run_together, team_size
 from moeless.functions.compute.tiles import (
     AMX_DEPTH,
     AMX_ROWS,
     COLUMNS,
+    HALF,
     LANES,
     MOST_ROWS,
     amx_16,
@@ -39,7 +39,6 @@ from moeless.functions.compute.tiles import (
     configure_amx,
     doubles_at,
     fetch_add,
-    HALF,
     floats_at,
     halves_at,
     integers_at,
@@ -48,20 +47,24 @@ from moeless.functions.compute.tiles import (
     sigmoid,
     silu_floats,
     silu_halves,
+    source_stamp,
     store_floats,
     store_halves,
     words_at,
 )
 from moeless.policies.kernels.compiled import compiled, compiled_callback
 
-carray = numba.carray
-_config: Any = numba.config
-_inlined = numba.njit(nogil=True)
+_numba: Any = numba  # has few types
+carray = _numba.carray
+_config = _numba.config
+_inlined = _numba.njit(nogil=True)
 _SLACK_BYTES: Final = AMX_DEPTH // 2 * 4 * COLUMNS
 """What AMX may read beyond the last panel."""
 _BLOCK_BYTES: Final = 1024 << 10
 """Rows that a task multiplies at once stay in the second cache beside a panel."""
-_TASKS_PER_THREAD: Final = 4
+_TASKS_PER_THREAD: Final = 2
+_PLANNED: Final = 512
+"""Numbers of rows and shapes whose products are described once."""
 _ALONE_MACS: Final = 3e5
 """Multiplications up to which a second thread costs more than it brings."""
 
@@ -202,7 +205,7 @@ def _take_rows(d, first, rows, block, as_halves):
 
 
 def _inlined_as(way, function):
-    """Compile a function with its way in its name: machine code that was kept is linked by names."""
+    """Compile a function with its way in its name: kept machine code is linked by names."""
     function.__name__ = f"{function.__name__}_{way}"
     function.__qualname__ = f"{function.__qualname__}_{way}"
     return _inlined(function)
@@ -340,25 +343,6 @@ def _multiply_amx(d, block, weight, rows, panels, sums, config):
         left -= 16
 
 
-class Way(NamedTuple):
-    """One way to multiply, compiled.
-
-    Args:
-        run: Address of the function that threads run with a descriptor.
-        halves: Inputs are multiplied as bfloat16, not as float32.
-        depth_unit: Inputs of a row are padded with zeros to a multiple of this.
-        rows_unit: Blocks of rows are multiples of this.
-        few_4, few_2: Rows up to which four or two panels are multiplied at once.
-    """
-
-    run: int
-    halves: bool
-    depth_unit: int
-    rows_unit: int
-    few_4: int
-    few_2: int
-
-
 _work_float32 = _make_work("float32", _make_multiply("float32", 4), as_halves=False)
 _work_wide = _make_work("wide", _make_multiply("wide", 4), as_halves=False)
 _work_dot = _make_work("dot", _make_multiply("dot", 2), as_halves=True)
@@ -414,11 +398,10 @@ class Way(NamedTuple):
 
 @cache
 def _way(name: str) -> Way:
-    files = (Path(__file__), Path(__file__).with_name("tiles.py"))
-    stamp = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     signature = types.void(types.CPointer(types.int64))
-    callback = compiled_callback(signature, _runs(stamp)[name])
-    common = {"name": name, "code": callback, "run": callback.address, "rows_unit": MOST_ROWS, "few_4": 1, "few_2": 3}
+    code = compiled_callback(signature, _runs(source_stamp(Path(__file__)))[name])
+    common = {"name": name, "code": code, "run": code.address}
+    common |= {"rows_unit": MOST_ROWS, "few_4": 1, "few_2": 3}
     if name == "amx":
         common |= {"rows_unit": AMX_ROWS, "few_4": 0, "few_2": 16}
     units = {"float32": 1, "wide": 2, "dot": 2, "amx": AMX_DEPTH}
@@ -546,7 +529,9 @@ class PanelMatrix:
             weight: [N, K], float32 or bfloat16 on the CPU.
         """
         width, depth = weight.shape
-        shape = PanelShape(width=width, depth=depth, dtype=str(weight.dtype).removeprefix("torch."))
+        shape = PanelShape(
+            width=width, depth=depth, dtype=str(weight.dtype).removeprefix("torch.")
+        )
         num_bytes = shape.weight_bytes + shape.slack_bytes
         matrix = cls(shape, torch.zeros(num_bytes, dtype=torch.uint8))
         matrix.write(weight)
@@ -567,12 +552,24 @@ class PanelMatrix:
         words = rows.view(torch.uint8).numpy().view(np.uint32)
         _lay_out(words, self._words, begin, per_panel, HALF if ups else 0)
 
+    def rows(self, which: NDArray[np.int64]) -> torch.Tensor:
+        """Some rows [n, K] of a matrix that is not gated.
+
+        Args:
+            which: Their numbers.
+        """
+        words = self._words[which // COLUMNS, :, which % COLUMNS]
+        dtype = torch.float32 if self.shape.dtype == "float32" else torch.bfloat16
+        return torch.from_numpy(words).view(dtype)[:, : self.shape.depth].contiguous()
+
     def read(self) -> torch.Tensor:
         """The weights [N, K], gates before ups where it is gated, in new memory."""
         shape = self.shape
         words = self._words.transpose(0, 2, 1)
         parts = [words[:, :HALF], words[:, HALF:]] if shape.gated else [words]
-        rows = [np.ascontiguousarray(part).reshape(-1, shape.words)[: shape.width] for part in parts]
+        rows = [
+            np.ascontiguousarray(part).reshape(-1, shape.words)[: shape.width] for part in parts
+        ]
         dtype = torch.float32 if shape.dtype == "float32" else torch.bfloat16
         return torch.from_numpy(np.concatenate(rows)).view(dtype)[:, : shape.depth].contiguous()
 
@@ -595,7 +592,8 @@ class Products:
         self._fields = np.zeros(_FIELDS, dtype=np.int64)
         self._parameters = np.zeros(2)
         self._scratch = np.zeros(0, dtype=np.uint8)
-        self._line = np.zeros((1, 6), dtype=np.int64)
+        self._scratch_at = 0
+        self._planned: dict[Any, tuple[memoryview, memoryview, int, int, int]] = {}
         self._fields[_HERE] = self._address = self._fields.ctypes.data
         self._fields[_PARAMETERS] = self._parameters.ctypes.data
         self._fields[_FEW_4], self._fields[_FEW_2] = way.few_4, way.few_2
@@ -607,28 +605,70 @@ class Products:
         matrix: PanelMatrix,
         *,
         bias: torch.Tensor | None = None,
+        mode: int = PLAIN,
+        out_dtype: torch.dtype | None = None,
         threads: int | None = None,
     ) -> torch.Tensor:
         """Rows times a matrix, plus a bias.
 
         Args:
-            x: Contiguous rows [n, K] of the matrix' dtype.
+            x: Contiguous rows [n, K], of the matrix' dtype or float32 where the way takes it.
             matrix: [N, K].
             bias: float32, of all the panels' columns.
+            mode: ``PLAIN``, or what becomes of gates and ups; none that has parameters.
+            out_dtype: float32 or bfloat16; that of the rows if it is None.
             threads: How many compute; torch's number if it is None.
 
         Returns:
-            [n, N] of the same dtype.
+            [n, N].
         """
         rows, shape = len(x), matrix.shape
-        out = torch.empty(rows, shape.width, dtype=x.dtype)
+        dtype = out_dtype or x.dtype
+        out = torch.empty(rows, shape.width, dtype=dtype)
         if rows == 0:
             return out
-        line = self._line
-        line[0, _WEIGHT], line[0, _ROWS] = matrix.address, rows
-        line[0, _BIAS] = 0 if bias is None else bias.data_ptr()
-        self.run(line, shape, x=x, out=out, most_rows=rows, total_rows=rows, threads=threads)
+        threads = threads or team_size()
+        key = shape, rows, threads, bias is not None, mode, x.dtype, dtype
+        planned = self._planned.get(key)
+        if planned is None:
+            planned = self._planned[key] = self._plan_linear(shape, x, threads, mode, dtype)
+            while len(self._planned) > _PLANNED:
+                del self._planned[next(iter(self._planned))]
+        fields, segment, address, threads, room = planned
+        if room > len(self._scratch):
+            self._scratch = np.zeros(room, dtype=np.uint8)
+            self._scratch_at = -(-self._scratch.ctypes.data // 64) * 64
+        fields[_NEXT] = fields[_THREAD] = 0
+        fields[_SCRATCH] = self._scratch_at
+        fields[_X], fields[_OUT] = x.data_ptr(), out.data_ptr()
+        segment[_WEIGHT] = matrix.address
+        if bias is not None:
+            segment[_BIAS] = bias.data_ptr()
+        run_together(self.way.run, address, threads)
         return out
+
+    def _plan_linear(
+        self,
+        shape: PanelShape,
+        x: torch.Tensor,
+        threads: int,
+        mode: int,
+        dtype: torch.dtype,
+    ) -> tuple[memoryview, memoryview, int, int, int]:
+        """A descriptor for the product of so many rows, to be used again and again."""
+        segments = np.zeros((1, 6), dtype=np.int64)
+        rows = segments[0, _ROWS] = len(x)
+        fields = self._fields.copy()
+        fields[_HERE] = fields.ctypes.data
+        fields[_INDEX], fields[_MODE] = 0, mode
+        threads, room = self._describe(
+            fields, segments, shape, most_rows=rows, total_rows=rows, threads=threads
+        )
+        fields[_X_STRIDE], fields[_X_HALVES] = x.shape[1], x.dtype == torch.bfloat16
+        fields[_OUT_STRIDE], fields[_OUT_HALVES] = shape.width, dtype == torch.bfloat16
+        words: list[Any] = [fields, segments.reshape(-1)]
+        views = memoryview(words[0]), memoryview(words[1])
+        return *views, int(fields[_HERE]), threads, room
 
     def run(
         self,
@@ -658,35 +698,56 @@ class Products:
             parameters: Slope and limit of clamped gates.
             threads: How many compute; torch's number if it is None.
         """
-        d, way = self._fields, self.way
+        d = self._fields
+        threads, room = self._describe(
+            d,
+            segments,
+            shape,
+            most_rows=most_rows,
+            total_rows=total_rows,
+            threads=threads or team_size(),
+        )
+        if room > len(self._scratch):
+            self._scratch = np.zeros(room, dtype=np.uint8)
+            self._scratch_at = -(-self._scratch.ctypes.data // 64) * 64
+        d[_NEXT] = d[_THREAD] = 0
+        d[_SCRATCH] = self._scratch_at
+        d[_X], d[_X_STRIDE], d[_X_HALVES] = x.data_ptr(), x.shape[1], x.dtype == torch.bfloat16
+        d[_INDEX], d[_OUT], d[_OUT_STRIDE] = index, out.data_ptr(), out.shape[1]
+        d[_OUT_HALVES], d[_MODE] = out.dtype == torch.bfloat16, mode
+        self._parameters[:] = parameters
+        run_together(self.way.run, self._address, threads)
+
+    def _describe(
+        self,
+        d: NDArray[np.int64],
+        segments: Segments,
+        shape: PanelShape,
+        *,
+        most_rows: int,
+        total_rows: int,
+        threads: int,
+    ) -> tuple[int, int]:
+        """Cut a product into tasks; returns the threads and the bytes that they need."""
+        way = self.way
         elements, row_bytes, block = self._sizes.get(shape) or self._plan(shape)
-        threads = threads or torch.get_num_threads()
-        macs = total_rows * shape.panels * COLUMNS * shape.depth
-        if macs <= _ALONE_MACS:
+        if total_rows * shape.panels * COLUMNS * shape.depth <= _ALONE_MACS:
             threads = 1
         block = min(block, -(-most_rows // way.rows_unit) * way.rows_unit)
         blocks_n = -(-segments[:, _ROWS] // block)
         group = shape.panels
         if threads > 1:
-            wanted = _TASKS_PER_THREAD * threads / int(blocks_n.sum())
-            group = max(1, min(group, int(group / wanted) if wanted > 1 else group))
+            wanted = _TASKS_PER_THREAD * threads / max(1, int(blocks_n.sum()))
+            group = max(1, int(group / max(1.0, wanted)))
         tasks_n = segments[:, _SHARE] = blocks_n * -(-shape.panels // group)
-        d[_NEXT] = d[_THREAD] = 0
-        d[_TASKS] = tasks_n.sum()
         room = -(-block * row_bytes // 64) * 64
         each = 192 + room + max(block * 4 * COLUMNS, 4096)
-        if threads * each > len(self._scratch):
-            self._scratch = np.zeros(threads * each + 64, dtype=np.uint8)
-        d[_SCRATCH] = -(-self._scratch.ctypes.data // 64) * 64
-        d[_SCRATCH_BYTES], d[_BLOCK_ROOM] = each, room
-        d[_X], d[_X_STRIDE], d[_X_HALVES] = x.data_ptr(), x.shape[1], x.dtype == torch.bfloat16
-        d[_INDEX], d[_SEGMENTS], d[_COUNT] = index, segments.ctypes.data, len(segments)
+        d[_TASKS], d[_SCRATCH_BYTES], d[_BLOCK_ROOM] = tasks_n.sum(), each, room
+        d[_SEGMENTS], d[_COUNT] = segments.ctypes.data, len(segments)
         d[_DEPTH], d[_ROW_ELEMENTS], d[_PANELS] = shape.depth, elements, shape.panels
         d[_GROUP], d[_BLOCK], d[_PANEL_BYTES] = group, block, shape.panel_bytes
-        d[_OUT], d[_OUT_STRIDE] = out.data_ptr(), out.shape[1]
-        d[_OUT_HALVES], d[_WIDTH], d[_MODE] = out.dtype == torch.bfloat16, shape.width, mode
-        self._parameters[:] = parameters
-        run_in_team(way.run, self._address, threads)
+        d[_WIDTH] = shape.width
+        return threads, threads * each + 64
 
     def _plan(self, shape: PanelShape) -> tuple[int, int, int]:
         """Elements and bytes of a row as it is multiplied, and rows of a block."""

@@ -16,8 +16,10 @@ know what is multiplied, nor threads.
 """
 
 import ctypes
+import hashlib
 import os
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import llvmlite.binding as llvm
@@ -104,6 +106,16 @@ def _bfloat_vector() -> ir.VectorType | None:
         return ir.VectorType(bfloat(), 2 * LANES)
     except (AttributeError, TypeError):
         return None
+
+
+def source_stamp(*files: Path) -> str:
+    """What names the code of some files and of this one.
+
+    Machine code that was kept is found again by the file of its function alone; what closes over
+    this, too, is made anew when code changes that it was made of.
+    """
+    sources = (Path(__file__), *files)
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()
 
 
 _I64, _I32, _I8 = ir.IntType(64), ir.IntType(32), ir.IntType(8)
@@ -219,7 +231,9 @@ def _step_float32(builder: Any, inputs: Any, loaded: Any, total: Any) -> None:
 def _step_wide(builder: Any, inputs: Any, loaded: Any, total: Any) -> None:
     """A pair of weights in each word: the lower half, then the upper one."""
     lower = [builder.bitcast(builder.shl(words, _vector(16)), _FLOATS) for words in loaded]
-    upper = [builder.bitcast(builder.and_(words, _vector(0xFFFF0000)), _FLOATS) for words in loaded]
+    upper = [
+        builder.bitcast(builder.and_(words, _vector(0xFFFF0000)), _FLOATS) for words in loaded
+    ]
     _step_float32(builder, inputs, lower, total)
     _step_float32(builder, [builder.add(start, _I64(4)) for start in inputs], upper, total)
 
@@ -227,9 +241,7 @@ def _step_wide(builder: Any, inputs: Any, loaded: Any, total: Any) -> None:
 def _step_dot(builder: Any, inputs: Any, loaded: Any, total: Any) -> None:
     bfloats = _bfloat_vector()
     kind = ir.FunctionType(_FLOATS, [_FLOATS, bfloats, bfloats])
-    dot = cgutils.get_or_insert_function(
-        builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512"
-    )
+    dot = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
     weights = [builder.bitcast(words, bfloats) for words in loaded]
     for start, sums in zip(inputs, total, strict=True):
         pair = _load(builder, start, _I32)
@@ -239,8 +251,9 @@ def _step_dot(builder: Any, inputs: Any, loaded: Any, total: Any) -> None:
 
 
 def make_tiles(way: str) -> tuple[Any, ...]:
-    """The tiles of one way: of 1, 2, 3, 4, 5, 6, 8 and 12 rows, of 1, 2 and 3 by two panels, of 1 by
-    four. Few rows go through several panels at once: one chain of sums would wait for itself.
+    """The tiles of one way: of 1 to 6, 8 and 12 rows, of 1 to 3 by two panels, of 1 by four.
+
+    Few rows go through several panels at once: one chain of sums would wait for itself.
     """
     sizes = [(rows, 1) for rows in (1, 2, 3, 4, 5, 6, 8, 12)] + [(1, 2), (2, 2), (3, 2), (1, 4)]
     return tuple(_make_tile(way, rows, panels) for rows, panels in sizes)
@@ -397,11 +410,11 @@ def _store_sums(builder: Any, sums: Any, address: Any, *, halves: bool) -> None:
     builder.store(builder.trunc(rounded, short), _pointer(builder, address, short), align=2)
 
 
-def _sigmoid(builder: Any, x: Any) -> Any:
-    """1 / (1 + exp(-x)), with an error of some units in the last place.
+def _exp(builder: Any, x: Any) -> Any:
+    """exp(x), with an error of some units in the last place.
 
-    exp(-x) is 2^k times 2^f with f from -1/2 to 1/2, the latter by a polynomial whose error is below
-    2^-22.
+    It is 2^k times 2^f with f from -1/2 to 1/2, the latter by a polynomial whose error is below
+    2^-22. What is below the smallest normal number is that number.
     """
     module = builder.module
 
@@ -410,7 +423,7 @@ def _sigmoid(builder: Any, x: Any) -> Any:
         function = cgutils.get_or_insert_function(module, kind, f"llvm.{name}.v{HALF}f32")
         return builder.call(function, list(values))
 
-    power = builder.fmul(x, _floats(-1.4426950408889634))
+    power = builder.fmul(x, _floats(1.4426950408889634))
     power = call("minnum", call("maxnum", power, _floats(-126.0)), _floats(127.0))
     whole = call("floor", builder.fadd(power, _floats(0.5)))
     f = builder.fsub(power, whole)
@@ -419,7 +432,11 @@ def _sigmoid(builder: Any, x: Any) -> Any:
         p = call("fmuladd", p, f, _floats(factor))
     exponent = builder.add(builder.fptosi(whole, _SUM_BITS), _bits(127))
     scale = builder.bitcast(builder.shl(exponent, _bits(23)), _SUMS)
-    power = builder.fmul(p, scale)
+    return builder.fmul(p, scale)
+
+
+def _sigmoid(builder: Any, x: Any) -> Any:
+    power = _exp(builder, builder.fsub(_floats(-0.0), x))
     return builder.fdiv(_floats(1.0), builder.fadd(_floats(1.0), power))
 
 
@@ -463,3 +480,18 @@ def sigmoid(_typing: Any, x: Any) -> Any:
         return builder.extract_element(_sigmoid(builder, one), _I32(0))
 
     return types.float32(types.float32), emit
+
+
+@intrinsic
+def exp_of_16(_typing: Any, address: Any, highest: Any) -> Any:
+    """Replace 16 floats at an address by exp(x - highest)."""
+
+    def emit(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        order = ir.Constant(ir.VectorType(_I32, HALF), [0] * HALF)
+        one = builder.insert_element(_floats(0.0), args[1], _I32(0))
+        spread = builder.shuffle_vector(one, _floats(0.0), order)
+        difference = builder.fsub(_load(builder, args[0], _SUMS), spread)
+        _store_sums(builder, _exp(builder, difference), args[0], halves=False)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32), emit

@@ -94,15 +94,19 @@ class BatchCache(Cache):  # type: ignore[misc]  # untyped library
         """Length and offset of what attention sees; the same for all layers."""
         return self.width + query_length, 0
 
+    @property
+    def window_lengths(self) -> list[int]:
+        """Tokens of each row that a forward sees."""
+        window = self._window
+        return self.lengths[window.first_row : window.first_row + window.rows]
+
     def attention_mask(self, new_tokens: int) -> torch.Tensor | None:
         """Ones over each row's columns and its new ones.
 
         Returns:
             int64 [row, width + new_tokens], or None where nothing is masked.
         """
-        window = self._window
-        lengths = self.lengths[window.first_row : window.first_row + window.rows]
-        width = self.width
+        lengths, width = self.window_lengths, self.width
         if min(lengths) == width:
             return None
         first_column = torch.tensor([width - length for length in lengths])
@@ -110,9 +114,7 @@ class BatchCache(Cache):  # type: ignore[misc]  # untyped library
 
     def position_ids(self, new_tokens: int) -> torch.Tensor:
         """Positions of each row's new tokens, int64 [row, new_tokens]."""
-        window = self._window
-        lengths = self.lengths[window.first_row : window.first_row + window.rows]
-        positions = torch.tensor(lengths)[:, None]
+        positions = torch.tensor(self.window_lengths)[:, None]
         return positions if new_tokens == 1 else positions + torch.arange(new_tokens)
 
     def reserve(self, new_tokens: int) -> None:

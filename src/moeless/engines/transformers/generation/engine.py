@@ -64,7 +64,8 @@ class TransformersTextEngine:
         clock: Seconds, monotonic.
 
     Raises:
-        ConfigError: ``max_model_len`` is beyond what the model can serve.
+        ConfigError: ``max_model_len`` is beyond what the model can serve, or it cannot be
+            batch-invariant.
         ModelError: The model has layers whose state is not keys and values.
     """
 
@@ -84,7 +85,7 @@ class TransformersTextEngine:
         require_served_layers(config)
         self._model_id = model_id
         self._max_model_len = resolve_max_model_len(config, self._options.max_model_len)
-        self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self._vocabulary = int(model.get_input_embeddings().num_embeddings)
         self._codec = TextCodec(tokenizer)
         self._eos_ids = self._codec.eos_ids | generation_eos_ids(model)
         self._observer = observer or GenerationObserver()
@@ -93,8 +94,10 @@ class TransformersTextEngine:
         model.eval()
         scale_by_position(model, self._max_model_len)
         self._health = HealthMonitor(first_retry_s=self._options.first_retry_s)
-        self._runner = ModelRunner(model, on_step)
-        self._can_pack = can_pack(config)
+        invariant = self._options.batch_invariant
+        self._runner = ModelRunner(model, on_step, batch_invariant=invariant)
+        # Prompts side by side would be computed together.
+        self._can_pack = can_pack(config) and not invariant
         self._loop = self._make_loop()
         self._changed = threading.Condition()
         self._live: dict[str, Sequence] = {}

@@ -3,15 +3,21 @@
 This module must not know requests, sampling or text.
 """
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
+from moeless.engines.transformers.decode_steps import DecodeSteps
 from moeless.engines.transformers.generation.batch_cache import BatchCache
 from moeless.engines.transformers.generation.observer import Phase, StepMarker
 from moeless.engines.transformers.generation.packed_prompts import packed_masks, packed_positions
+from moeless.functions.compute.team import set_team_size
+
+_ALONE_TOKENS = 64
+"""Tokens of a step up to which torch computes with one thread. Products have helpers of their own
+(``functions.compute.team``), and torch's would take their cores from them."""
 
 
 def _no_marker(phase: Phase, tokens: int) -> nullcontext[None]:  # noqa: ARG001 - a StepMarker
@@ -24,14 +30,24 @@ class ModelRunner:
     Args:
         model: A loaded transformers causal language model.
         on_step: Makes a context around each forward.
+        batch_invariant: What a decode step makes of a row depends on nothing but the row.
+
+    Raises:
+        ConfigError: This model cannot be run in a batch-invariant way.
     """
 
-    def __init__(self, model: Any, on_step: StepMarker | None = None) -> None:
+    def __init__(
+        self, model: Any, on_step: StepMarker | None = None, *, batch_invariant: bool = False
+    ) -> None:
         self._model = model
         self._on_step = on_step or _no_marker
         self._config = model.config.get_text_config()
-        self._device = model.get_input_embeddings().weight.device
+        self._device = model.device
         self._dtype = model.dtype
+        self._decode_steps = DecodeSteps(model)
+        if batch_invariant:
+            self._decode_steps.make_invariant(model)
+        self._threads = torch.get_num_threads()
 
     @property
     def model(self) -> Any:
@@ -63,7 +79,7 @@ class ModelRunner:
         else:
             masks = masks.to(self._device)
         last = torch.tensor(lengths).cumsum(dim=0) - 1
-        with self._on_step("prefill", tokens.numel()):
+        with self._step("prefill", tokens.numel()):
             output = self._model(
                 input_ids=tokens.to(self._device),
                 attention_mask=masks,
@@ -114,8 +130,12 @@ class ModelRunner:
 
     def _forward(self, phase: Phase, cache: BatchCache, tokens: torch.Tensor) -> torch.Tensor:
         new_tokens = tokens.shape[1]
-        mask = cache.attention_mask(new_tokens)
-        with self._on_step(phase, tokens.numel()):
+        decodes = phase == "decode" and new_tokens == 1
+        attending = (
+            self._decode_steps.attending(cache.window_lengths) if decodes else nullcontext()
+        )
+        with attending as needs_no_mask, self._step(phase, tokens.numel()):
+            mask = None if needs_no_mask else cache.attention_mask(new_tokens)
             output = self._model(
                 input_ids=tokens,
                 attention_mask=None if mask is None else mask.to(self._device),
@@ -126,3 +146,12 @@ class ModelRunner:
             )
         logits: torch.Tensor = output.logits[:, -1]
         return logits
+
+    @contextmanager
+    def _step(self, phase: Phase, tokens: int) -> Iterator[None]:
+        set_team_size(self._threads)
+        threads = 1 if tokens <= _ALONE_TOKENS and self._decode_steps.is_used else self._threads
+        if threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
+        with self._on_step(phase, tokens):
+            yield

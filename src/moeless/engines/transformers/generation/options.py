@@ -14,6 +14,7 @@ class EngineOptions:
         max_waiting: Requests that may wait beyond those.
         max_model_len: Tokens of prompt and completion; None takes the model's own limit.
         prefill_chunk_tokens: Prompt tokens that may delay one decode step.
+        batch_invariant: A sequence's numbers are the same to the bit whatever runs beside it.
         first_retry_s: Pause before a broken model is tried again; later pauses double.
 
     Raises:
@@ -24,6 +25,7 @@ class EngineOptions:
     max_waiting: int = 256
     max_model_len: int | None = None
     prefill_chunk_tokens: int = 512
+    batch_invariant: bool = False
     first_retry_s: float = 1.0
 
     def __post_init__(self) -> None:
