@@ -99,6 +99,7 @@ class ExpertsConfig:
             ``process``; None for those of ``devices`` only.
         invoker: ``process`` runs one worker process per device, ``inline`` computes in the
             engine's process.
+        invoker_reason: Why it was chosen, where nobody asked for it by name.
         policy: How loads become replicas.
         device_memory_bytes: Budget of each device for experts; None takes what the memory factor
             asks for.
@@ -128,6 +129,7 @@ class ExpertsConfig:
     pool: Path | None = None
     max_devices: int | None = None
     invoker: InvokerName = "process"
+    invoker_reason: str = ""
     policy: PolicyConfig = PolicyConfig()
     device_memory_bytes: int | None = None
     share: MemoryShare = NO_SHARE

@@ -49,10 +49,19 @@ class _Answer:
     help="How loads are expected, as moeless serve takes it.",
 )
 @click.option(
+    "--invoker",
+    type=click.Choice(["auto", "process", "inline"]),
+    default="auto",
+    show_default=True,
+    help="How the two devices run, as moeless serve takes it; the server says what auto chose.",
+)
+@click.option(
     "--model", default="demo", show_default=True, help='A directory, a hub id, or "demo".'
 )
-def demo(prompts: int, max_tokens: int, policy: str, predictor: str, model: str) -> None:
-    """Serve the demo model with two workers, ask it real questions, show what the experts did.
+def demo(
+    prompts: int, max_tokens: int, policy: str, predictor: str, invoker: str, model: str
+) -> None:
+    """Serve the demo model on two devices, ask it real questions, show what the experts did.
 
     Everything that is started is stopped again.
 
@@ -68,6 +77,8 @@ def demo(prompts: int, max_tokens: int, policy: str, predictor: str, model: str)
     command += ["--devices", "cpu:2", "--policy", policy, "--max-batch-size", "32"]
     if predictor != "gate":
         command += ["--predictor", predictor]
+    if invoker != "auto":
+        command += ["--invoker", invoker]
     console.print(f"[dim]$ moeless {' '.join(command[3:])}[/dim]", highlight=False)
     if model == "demo":
         _build_model(console)

@@ -2,14 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from click.core import ParameterSource
 
+from moeless.bootstrap.serving.invoker_choice import (
+    InvokerChoice,
+    choose_invoker,
+    count_memory_nodes,
+)
 from moeless.cli.finite_range import FiniteRange
 from moeless.config import EngineConfig, ExpertsConfig, PolicyConfig, parse_memory_factor
-from moeless.core.cluster import parse_bytes, parse_devices
+from moeless.core.cluster import Device, parse_bytes, parse_devices
 from moeless.core.memory_share import NO_SHARE, parse_share
 from moeless.errors import ConfigError
 
@@ -106,10 +111,14 @@ def experts_options(command: _Command) -> _Command:
         ),
         click.option(
             "--invoker",
-            type=click.Choice(["process", "inline"]),
-            default="process",
+            type=click.Choice(["auto", "process", "inline"]),
+            default="auto",
             show_default=True,
-            help="process: one worker process per device; inline: in the engine's process.",
+            help="process: one worker process per device; inline: all devices in the engine's "
+            "process, one after another; auto: the faster one. That is inline for one device, and "
+            "for cpu:N where all cores share one memory node; process where an option of workers "
+            "is given (--max-devices, --spare-workers, --worker-timeout and so on), for several "
+            "GPUs, and for cores of several memory nodes.",
         ),
         click.option(
             "--live-speeds/--no-live-speeds",
@@ -224,17 +233,17 @@ def experts_config(options: dict[str, Any]) -> ExpertsConfig:
             "--memory-share is a share of a pool's memory: name the pool with --pool DIR, or "
             "leave it out"
         )
-    invoker, max_devices = options.pop("invoker"), options.pop("max_devices")
-    if invoker == "inline":
-        _check_has_workers()
-    if invoker == "process" and pool is None:
+    max_devices = options.pop("max_devices")
+    choice = _choose_invoker(options.pop("invoker"), devices, pool)
+    if choice.name == "process" and pool is None:
         max_devices = with_headroom(max_devices, len(devices))
     return ExpertsConfig(
         devices=devices if pool is None else (),
         max_devices=max_devices,
         pool=pool,
         share=NO_SHARE if share is None else parse_share(share),
-        invoker=invoker,
+        invoker=choice.name,
+        invoker_reason=choice.reason,
         policy=PolicyConfig(
             policy=options.pop("policy"),
             predictor=options.pop("predictor"),
@@ -275,18 +284,25 @@ _NEED_WORKERS = ("max_devices", "worker_threads", "spin_us", "worker_timeout", "
 """Options that mean nothing where experts run in the engine's process."""
 
 
-def _check_has_workers() -> None:
-    """Refuse options of workers where there are none.
+def _choose_invoker(
+    asked: Literal["auto", "process", "inline"], devices: Sequence[Device], pool: Path | None
+) -> InvokerChoice:
+    """What ``--invoker`` stands for.
 
     Raises:
-        ConfigError: One was given.
+        ConfigError: It is ``inline``, and an option of workers was given.
     """
+    if pool is not None:
+        return InvokerChoice(name="process", reason="")
     option = _first_given(_NEED_WORKERS)
-    if option is not None:
+    if asked == "auto":
+        return choose_invoker(devices, memory_nodes=count_memory_nodes(), needs_workers=option)
+    if asked == "inline" and option is not None:
         raise ConfigError(
             f"{option} is for worker processes, and with --invoker inline there are none: "
             f"leave {option} out"
         )
+    return InvokerChoice(name=asked, reason="")
 
 
 _LEFT_TO_POOL = (

@@ -36,6 +36,8 @@ class ServeProcess:
         self.runtime_dir = runtime_dir
         environment = dict(os.environ, XDG_RUNTIME_DIR=str(runtime_dir), OMP_NUM_THREADS="1")
         command = [sys.executable, "-m", "moeless", "serve", str(model), "--port", "0", *options]
+        if not {"--pool", "--invoker"} & set(options):
+            command += ["--invoker", "process"]  # what starts the most that has to end
         self.process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

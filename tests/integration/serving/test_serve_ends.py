@@ -53,12 +53,13 @@ def test_a_signal_while_it_starts_leaves_nothing(model_dir, tmp_path):
     import sys
 
     command = [sys.executable, "-m", "moeless", "serve", str(model_dir), "--port", "0"]
+    command += ["--invoker", "process"]
     environment = dict(os.environ, XDG_RUNTIME_DIR=str(tmp_path), OMP_NUM_THREADS="1")
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     for line in process.stderr:
-        if "starting expert workers" in line:
+        if "starting experts" in line:
             break
     me = psutil.Process(process.pid)
     while process.poll() is None and len(me.children(recursive=True)) < 2:
@@ -69,6 +70,16 @@ def test_a_signal_while_it_starts_leaves_nothing(model_dir, tmp_path):
     process.stderr.close()
     assert psutil.wait_procs(family, timeout=5.0)[1] == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_devices_that_share_one_memory_are_served_without_a_process(model_dir, start_serving):
+    server = start_serving(model_dir, "--invoker", "auto")
+    assert server.family == []
+    shown = httpx.get(f"{server.url}/moeless/experts").json()
+    assert shown["devices"] == ["cpu:0", "cpu:1"]
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=STREAM | {"stream": False})
+    assert answer.status_code == 200
+    assert server.stop() == 0
 
 
 def test_a_killed_engine_takes_its_supervisor_and_workers_along(model_dir, start_serving):

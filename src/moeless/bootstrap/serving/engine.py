@@ -137,7 +137,8 @@ def start_engine(
     loaded = load_engine_model(directory, dtype=config.dtype, model_id=served_model_id(config))
     if loaded.tokenizer is None:
         raise ModelError(f"{directory} has no tokenizer; add tokenizer.json and its configuration")
-    progress("starting expert workers")
+    why = f" ({experts.invoker_reason})" if experts.invoker_reason else ""
+    progress(f"starting experts, invoker: {experts.invoker}{why}")
     runtime = start_experts(loaded, experts, tell=progress)
     try:
         tracer = None if tracing is None else trace_steps(loaded, runtime, tracing)

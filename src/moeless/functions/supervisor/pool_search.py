@@ -23,8 +23,8 @@ def find_pool(named: Path | None) -> PoolDirectory:
     found = running_pools()
     if not found:
         raise ConfigError(
-            "no pool of yours is running; start one with moeless serve, or name its directory "
-            "with --pool DIR"
+            "no pool of yours is running; start one with moeless serve --invoker process or "
+            "moeless pool serve, or name its directory with --pool DIR"
         )
     if len(found) > 1:
         names = ", ".join(str(pool.path) for pool in found)
