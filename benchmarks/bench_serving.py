@@ -226,10 +226,13 @@ VLLM_KINDS = ("vllm", "vllm-eager")
 
 
 def environment(machine: Machine) -> dict[str, str]:
-    """Of a server: so many threads, on the cores that we may use, and nothing from elsewhere."""
+    """Of a server: vLLM's threads on the cores that we may use, and nothing from elsewhere.
+
+    Without OMP_NUM_THREADS: vLLM gives its workers the cores, and its other processes one each.
+    """
     cores = sorted(os.sched_getaffinity(0))[: machine.threads]
-    return os.environ | {
-        "OMP_NUM_THREADS": str(machine.threads),
+    inherited = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    return inherited | {
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -483,6 +486,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--reference", choices=sorted(KINDS), help="what ratios are to; default: vLLM, else inline"
     )
+    parser.add_argument(
+        "--nice", type=int, help="of servers and client; below 0 (as root) outranks what runs here"
+    )
     parser.add_argument("--prompts", type=Path, help="a file, one a line; default: the demo's")
     parser.add_argument("--out", type=Path, help="rounds.csv and summary.md are written here")
     args = parser.parse_args(arguments)
@@ -509,6 +515,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server is stopped, too
     log = Path(tempfile.mkstemp(prefix="bench-serving-", suffix=".log")[1])
     print(f"what servers say goes to {log}", flush=True)
+    if args.nice is not None:
+        os.setpriority(os.PRIO_PROCESS, 0, args.nice)
     try:
         machine = Machine(
             model=find_model(args.model),
