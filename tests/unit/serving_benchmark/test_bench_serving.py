@@ -148,7 +148,7 @@ def test_an_answer_of_another_length_ends_the_comparison(bench, fake_server, tmp
         async with bench.Client(url) as client:
             await client.ask_all(["hello"], 4)
 
-    with bench.serving(fake_server(3), dict(os.environ), tmp_path / "log") as url:
+    with bench.serving(fake_server(3), dict(os.environ), tmp_path / "log") as (url, _):
         with pytest.raises(SystemExit, match="3 tokens came where 4 were asked for"):
             asyncio.run(ask(url))
         assert answers(url)
