@@ -23,8 +23,9 @@ _Command = Callable[..., Any]
 def devices() -> None:
     """Show the devices of a running pool, add some, drain some, change what they may hold.
 
-    A pool is what moeless serve starts beside its engine. Requests go on meanwhile, and answers
-    stay the same. Only the user who runs the pool can reach it.
+    A pool is what moeless serve --invoker process starts beside its engine, or moeless pool serve.
+    Requests go on meanwhile, and answers stay the same. Only the user who runs the pool can reach
+    it.
 
     \b
     Examples:
