@@ -24,6 +24,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from bench_serving import outranking
 from provenance import provenance
 
 from moeless.bootstrap.serving.engine import RunningEngine, start_engine
@@ -223,13 +224,14 @@ def profile(args: argparse.Namespace) -> list[dict[str, Any]]:
     )
     clocks = Clocks()
     running = start_engine(engine, experts, progress=lambda text: print(f"# {text}"))
+    plain, slowed = Pace(2), Pace(2, clocks.clear)
     try:
-        decode(running, args.streams, args.tokens, lambda _: None)
-        plain = Pace(2)
-        decode(running, args.streams, args.tokens, plain)
-        slowed = Pace(2, clocks.clear)
-        with clocked(running, clocks):
-            decode(running, args.streams, args.tokens, slowed)
+        with outranking(os.getpid(), args.nice):
+            for _ in range(2):  # so that plans and their pace have settled
+                decode(running, args.streams, args.tokens, lambda _: None)
+            decode(running, args.streams, args.tokens, plain)
+            with clocked(running, clocks):
+                decode(running, args.streams, args.tokens, slowed)
     finally:
         running.close()
     speed = args.streams * plain.steps / plain.seconds
@@ -269,9 +271,6 @@ def main() -> int:
     args = parser.parse_args()
     if args.streams < 1 or args.tokens < 4:
         parser.error("--streams must be at least 1, --tokens at least 4")
-    if args.nice is not None:
-        os.setpriority(os.PRIO_PROCESS, 0, args.nice)
-        Path("/proc/self/autogroup").write_text(str(args.nice))
     try:
         rows = profile(args)
     except MoelessError as error:
