@@ -8,7 +8,7 @@ well slows all of them.
     python benchmarks/bench_serving.py --vllm-python ENV/bin/python --out DIR
     python benchmarks/bench_serving.py --kinds inline process --dtypes float32 --rounds 3
 
-Kinds: `auto` is what `moeless serve` does by itself with two devices; `inline` has one device,
+Kinds: `auto` is what `moeless serve` does by itself; `inline` has one device,
 `inline-2` two in the engine's process, `process` two in processes of their own; `vllm` runs as
 `vllm serve` does by itself (compiled where it can), `vllm-eager` with --enforce-eager. Each server
 has as many compute threads as there are cores: the engine beside two workers has half of them, and
@@ -213,6 +213,7 @@ def _vllm(*options: str) -> Command:
 
 
 KINDS: dict[str, Command] = {
+    "auto": _ours("--threads", "{all}"),
     "inline": _ours("--invoker", "inline", "--devices", "cpu:1", "--threads", "{all}"),
     "inline-2": _ours("--invoker", "inline", "--devices", "cpu:2", "--threads", "{all}"),
     "process": _ours(

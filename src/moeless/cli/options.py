@@ -28,9 +28,9 @@ def experts_options(command: _Command) -> _Command:
     options = [
         click.option(
             "--devices",
-            default="cpu:2",
-            show_default=True,
-            help="The device pool: cpu:N for N workers, cuda:0,1 for GPUs.",
+            help="The device pool: cpu:N for N devices that share the cores, cuda:0,1 for GPUs; "
+            "default: cpu:1 in the engine's process, with workers one for each memory node and at "
+            "least cpu:2.",
         ),
         click.option(
             "--pool",
@@ -225,7 +225,7 @@ def experts_config(options: dict[str, Any]) -> ExpertsConfig:
         ConfigError: A value is not usable.
     """
     memory, pool, share = (options.pop(n) for n in ("device_memory", "pool", "memory_share"))
-    devices = parse_devices(options.pop("devices"))
+    asked_devices = options.pop("devices")
     if pool is not None:
         _check_left_to_pool(pool)
     elif share is not None:
@@ -234,11 +234,11 @@ def experts_config(options: dict[str, Any]) -> ExpertsConfig:
             "leave it out"
         )
     max_devices = options.pop("max_devices")
-    choice = _choose_invoker(options.pop("invoker"), devices, pool)
+    devices, choice = _choose_invoker(options.pop("invoker"), asked_devices, pool)
     if choice.name == "process" and pool is None:
         max_devices = with_headroom(max_devices, len(devices))
     return ExpertsConfig(
-        devices=devices if pool is None else (),
+        devices=devices,
         max_devices=max_devices,
         pool=pool,
         share=NO_SHARE if share is None else parse_share(share),
@@ -285,24 +285,29 @@ _NEED_WORKERS = ("max_devices", "worker_threads", "spin_us", "worker_timeout", "
 
 
 def _choose_invoker(
-    asked: Literal["auto", "process", "inline"], devices: Sequence[Device], pool: Path | None
-) -> InvokerChoice:
-    """What ``--invoker`` stands for.
+    asked: Literal["auto", "process", "inline"], devices: str | None, pool: Path | None
+) -> tuple[tuple[Device, ...], InvokerChoice]:
+    """What ``--devices`` and ``--invoker`` stand for; devices are nothing to a pool.
 
     Raises:
-        ConfigError: It is ``inline``, and an option of workers was given.
+        ConfigError: The devices cannot be read, or an option of workers was given with ``inline``.
     """
     if pool is not None:
-        return InvokerChoice(name="process", reason="")
-    option = _first_given(_NEED_WORKERS)
+        return (), InvokerChoice(name="process", reason="")
+    option, nodes = _first_given(_NEED_WORKERS), count_memory_nodes()
+    wanted = None if devices is None else parse_devices(devices)
     if asked == "auto":
-        return choose_invoker(devices, memory_nodes=count_memory_nodes(), needs_workers=option)
+        choice = choose_invoker(wanted, memory_nodes=nodes, needs_workers=option)
+    else:
+        choice = InvokerChoice(name=asked, reason="")
     if asked == "inline" and option is not None:
         raise ConfigError(
             f"{option} is for worker processes, and with --invoker inline there are none: "
             f"leave {option} out"
         )
-    return InvokerChoice(name=asked, reason="")
+    if wanted is None:
+        wanted = parse_devices("cpu:1" if choice.name == "inline" else f"cpu:{max(2, nodes)}")
+    return wanted, choice
 
 
 _LEFT_TO_POOL = (

@@ -73,7 +73,7 @@ def test_a_signal_while_it_starts_leaves_nothing(model_dir, tmp_path):
 
 
 def test_devices_that_share_one_memory_are_served_without_a_process(model_dir, start_serving):
-    server = start_serving(model_dir, "--invoker", "auto")
+    server = start_serving(model_dir, "--invoker", "auto", "--devices", "cpu:2")
     assert server.family == []
     shown = httpx.get(f"{server.url}/moeless/experts").json()
     assert shown["devices"] == ["cpu:0", "cpu:1"]

@@ -10,23 +10,23 @@ from moeless.core.cluster import parse_devices
 
 def choose(devices, *, memory_nodes=1, needs_workers=None):
     return choose_invoker(
-        parse_devices(devices), memory_nodes=memory_nodes, needs_workers=needs_workers
+        devices and parse_devices(devices), memory_nodes=memory_nodes, needs_workers=needs_workers
     )
 
 
-@pytest.mark.parametrize("devices", ["cpu:1", "cpu:2", "cpu:8", "cuda:0"])
+@pytest.mark.parametrize("devices", [None, "cpu:1", "cpu:2", "cpu:8", "cuda:0"])
 def test_one_device_and_cores_of_one_memory_need_no_processes(devices):
     assert choose(devices).name == "inline"
 
 
 @pytest.mark.parametrize(
-    ("devices", "memory_nodes"), [("cpu:2", 2), ("cuda:0,1", 1), ("cuda:0,1", 2)]
+    ("devices", "memory_nodes"), [(None, 2), ("cpu:2", 2), ("cuda:0,1", 1), ("cuda:0,1", 2)]
 )
 def test_what_computes_faster_beside_its_own_memory_gets_processes(devices, memory_nodes):
     assert choose(devices, memory_nodes=memory_nodes).name == "process"
 
 
-@pytest.mark.parametrize("devices", ["cpu:1", "cpu:2", "cuda:0"])
+@pytest.mark.parametrize("devices", [None, "cpu:1", "cpu:2", "cuda:0"])
 def test_an_option_of_workers_gets_workers_and_is_named(devices):
     choice = choose(devices, needs_workers="--spare-workers")
     assert choice.name == "process"
@@ -83,6 +83,21 @@ def test_serving_honours_the_devices_that_were_asked_for_without_processes(monke
     assert (config.invoker, len(config.devices)) == ("inline", 3)
     assert config.max_devices is None
     assert config.invoker_reason
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nodes", "devices"),
+    [
+        ([], 1, 1),
+        ([], 3, 3),
+        (["--invoker", "inline"], 2, 1),
+        (["--invoker", "process"], 1, 2),
+        (["--spare-workers", "1"], 1, 2),
+    ],
+)
+def test_devices_that_nobody_asked_for_fit_the_invoker(monkeypatch, arguments, nodes, devices):
+    monkeypatch.setattr("moeless.cli.options.count_memory_nodes", lambda: nodes)
+    assert len(parse(*arguments).devices) == devices
 
 
 @pytest.mark.parametrize("name", ["process", "inline"])

@@ -28,25 +28,28 @@ class InvokerChoice:
 
 
 def choose_invoker(
-    devices: Sequence[Device], *, memory_nodes: int, needs_workers: str | None
+    devices: Sequence[Device] | None, *, memory_nodes: int, needs_workers: str | None
 ) -> InvokerChoice:
     """The fastest invoker that can do what was asked for.
 
     Args:
-        devices: The device pool, not empty.
+        devices: The device pool, not empty; None where nobody asked for any.
         memory_nodes: Of those that the cores which we may use belong to, at least 1.
         needs_workers: An option that was given and means something for worker processes only.
     """
     if needs_workers is not None:
         return InvokerChoice(name="process", reason=f"{needs_workers} is for worker processes")
-    if len(devices) == 1:
+    if devices is not None and len(devices) == 1:
         return InvokerChoice(name="inline", reason="one device needs no process of its own")
-    if any(device.kind == "cuda" for device in devices):
+    if devices is not None and any(device.kind == "cuda" for device in devices):
         reason = "GPUs compute at the same time where each has a process"
         return InvokerChoice(name="process", reason=reason)
     if memory_nodes > 1:
         reason = f"cores of {memory_nodes} memory nodes: a process stays beside its memory"
         return InvokerChoice(name="process", reason=reason)
+    if devices is None:
+        reason = "cores that share one memory are one device, fastest with all threads"
+        return InvokerChoice(name="inline", reason=reason)
     reason = (
         "devices are cores that share one memory: one after another, each with all threads, "
         "they are faster than processes that have to be woken; --invoker process takes those"
