@@ -515,7 +515,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--nice",
         type=int,
         help="of client and servers while they are measured; below 0 (as root) outranks what runs "
-        "here, which it starves",
+        "here, which it starves; where sessions share time, start it with setsid",
     )
     parser.add_argument("--prompts", type=Path, help="a file, one a line; default: the demo's")
     parser.add_argument("--out", type=Path, help="rounds.csv and summary.md are written here")
