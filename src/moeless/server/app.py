@@ -111,6 +111,7 @@ async def _answer_http_error(request: Request, exc: Exception) -> Response:
         404: ("not_found", f"{place} does not exist: see /openapi.json"),
         405: ("method_not_allowed", f"{place} is not allowed: see /openapi.json"),
     }.get(exc.status_code, ("http_error", str(exc.detail)))
-    return to_response(
-        ApiError(message, status=exc.status_code, code=code, headers=dict(exc.headers or {}))
-    )
+    headers = dict(exc.headers or {})
+    if headers.get("Allow") == "GET":
+        headers["Allow"] = "GET, HEAD"
+    return to_response(ApiError(message, status=exc.status_code, code=code, headers=headers))

@@ -18,10 +18,10 @@ class ApiError(MoelessError):
 
     Args:
         message: One line for the caller.
+        code: A short machine-readable reason, which stays the same whatever the message says.
         status: HTTP status.
         kind: OpenAI's ``type``.
         param: The offending field as a path, for example ``messages[0].content``.
-        code: A short machine-readable reason.
         headers: Extra response headers.
     """
 
@@ -29,10 +29,10 @@ class ApiError(MoelessError):
         self,
         message: str,
         *,
+        code: str,
         status: int = 400,
         kind: str = "invalid_request_error",
         param: str | None = None,
-        code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
@@ -110,7 +110,7 @@ def from_engine(exc: MoelessError, *, prompt_param: str) -> ApiError:
     """
     if isinstance(exc, RequestError):
         param = prompt_param if exc.param in {None, "prompt", "prompt_ids"} else exc.param
-        return ApiError(str(exc), param=param, code=exc.code)
+        return ApiError(str(exc), param=param, code=exc.code or "invalid_value")
     if isinstance(exc, QueueFullError):
         return busy(str(exc), retry_after_s=exc.retry_after_s)
     return engine_unavailable(f"the engine is not available: {exc}")

@@ -1,5 +1,6 @@
 """From validated bodies to plans: names, defaults and limits of the API."""
 
+import json
 import uuid
 
 from moeless.core.generation import SamplingParams
@@ -43,6 +44,7 @@ class RequestTranslator:
             ApiError: A field that cannot be honoured.
         """
         self._check_shared(body, prompts=1)
+        _refuse_tools(body)
         max_tokens, param = _chat_budget(body)
         logprobs = self._chat_logprobs(body)
         messages = [
@@ -50,6 +52,8 @@ class RequestTranslator:
                 "role": "system" if message.role == "developer" else message.role,
                 "content": message.content,
             }
+            # Who speaks, for templates that tell participants apart; others make nothing of it.
+            | ({} if message.name is None else {"name": message.name})
             for message in body.messages
         ]
         ids = await self._tokenizer.encode_chat(messages)
@@ -72,12 +76,15 @@ class RequestTranslator:
         self._check_logprobs(body.logprobs, "logprobs")
         if body.best_of not in {None, body.choices}:
             raise ApiError(
-                f"best_of {body.best_of} is not supported: leave it out", param="best_of"
+                f"best_of {body.best_of} is not supported: leave it out",
+                param="best_of",
+                code="unsupported_value",
             )
         if body.echo and body.logprobs is not None:
             raise ApiError(
                 "echo cannot be combined with logprobs: the prompt's are not computed",
                 param="echo",
+                code="unsupported_value",
             )
         prompts = []
         for prompt in body.prompt:
@@ -101,7 +108,8 @@ class RequestTranslator:
         """
         if model != self._model_id:
             raise ApiError(
-                f"the model {model[:200]!r} does not exist: this server has {self._model_id!r}",
+                f"the model {json.dumps(model[:200])} does not exist: this server has "
+                f"{json.dumps(self._model_id)}",
                 status=404,
                 param="model",
                 code="model_not_found",
@@ -117,7 +125,9 @@ class RequestTranslator:
         )
         if body.stream_options is not None and not body.stream:
             raise ApiError(
-                "stream_options needs stream: set stream to true", param="stream_options"
+                "stream_options needs stream: set stream to true",
+                param="stream_options",
+                code="invalid_value",
             )
 
     def _check_logprobs(self, logprobs: int | None, param: str) -> None:
@@ -129,7 +139,9 @@ class RequestTranslator:
             return body.top_logprobs or 0
         if body.top_logprobs:
             raise ApiError(
-                "top_logprobs needs logprobs: set logprobs to true", param="top_logprobs"
+                "top_logprobs needs logprobs: set logprobs to true",
+                param="top_logprobs",
+                code="invalid_value",
             )
         return None
 
@@ -139,7 +151,11 @@ class RequestTranslator:
         """Tokens left for the completion, at least 1."""
         limit = self._max_model_len
         if prompt_tokens == 0:
-            raise ApiError("the prompt is empty: give at least one token", param=prompt_param)
+            raise ApiError(
+                "the prompt is empty: give at least one token",
+                param=prompt_param,
+                code="empty_prompt",
+            )
         room = limit - prompt_tokens
         if room < 1:
             raise context_exceeded(
@@ -158,7 +174,20 @@ class RequestTranslator:
 
 def _check_at_most(what: str, value: int, limit: int, *, param: str | None = None) -> None:
     if value > limit:
-        raise ApiError(f"{what} is {value}: the limit is {limit}", param=param or what)
+        raise ApiError(
+            f"{what} is {value}: the limit is {limit}", param=param or what, code="invalid_value"
+        )
+
+
+def _refuse_tools(body: ChatBody) -> None:
+    """Tools may be named where none is to be called."""
+    for field, choice in (("tools", "tool_choice"), ("functions", "function_call")):
+        if getattr(body, field) and getattr(body, choice) != "none":
+            raise ApiError(
+                f'{field} cannot be called here: leave the field out, or send {choice} "none"',
+                param=field,
+                code="unsupported_value",
+            )
 
 
 def _chat_budget(body: ChatBody) -> tuple[int | None, str]:
@@ -168,6 +197,7 @@ def _chat_budget(body: ChatBody) -> tuple[int | None, str]:
         raise ApiError(
             f"max_completion_tokens {new} and max_tokens {old} differ: give one of them",
             param="max_tokens",
+            code="invalid_value",
         )
     if new is not None:
         return new, "max_completion_tokens"

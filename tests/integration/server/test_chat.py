@@ -159,6 +159,23 @@ def test_fields_that_ask_for_nothing_are_accepted(chat):
     assert chat(**neutral).status_code == 200
 
 
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+
+
+def test_tools_that_are_not_to_be_called_are_accepted(chat):
+    assert chat(tools=TOOLS, tool_choice="none").status_code == 200
+    assert chat(functions=[{"name": "look"}], function_call="none").status_code == 200
+
+
+def test_the_name_of_a_speaker_is_told_to_the_template(chat, monkeypatch, engine):
+    told = []
+    encode = engine.encode_chat
+    monkeypatch.setattr(engine, "encode_chat", lambda m: told.extend(m) or encode(m))
+    turns = [{"role": "user", "content": "Hi", "name": "Ann"}, {"role": "user", "content": "Ho"}]
+    assert chat(messages=turns).status_code == 200
+    assert told == turns
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -166,7 +183,7 @@ def test_fields_that_ask_for_nothing_are_accepted(chat):
         ("presence_penalty", True),
         ("presence_penalty", False),
         ("logit_bias", {"5": 1}),
-        ("tools", [{"type": "function"}]),
+        ("tools", TOOLS),
         ("tool_choice", "auto"),
         ("functions", [{}]),
         ("function_call", "auto"),
