@@ -15,6 +15,7 @@ from moeless.core.generation import (
     EngineStats,
     FinishReason,
     GenerationRequest,
+    SamplingDefaults,
     SamplingParams,
     TokenEvent,
     TokenLogprob,
@@ -111,8 +112,11 @@ class FakeTextEngine:
 
     model_id = "fake/model"
 
-    def __init__(self, *, max_model_len: int = 256) -> None:
+    def __init__(
+        self, *, max_model_len: int = 256, defaults: SamplingDefaults | None = None
+    ) -> None:
         self.max_model_len = max_model_len
+        self.sampling_defaults = defaults or SamplingDefaults()
         self.submitted: list[GenerationRequest] = []
         self.cancelled: list[str] = []
         self._live: set[str] = set()

@@ -77,6 +77,13 @@ def server_options(command: _Command) -> _Command:
             help="Requests of each key at the same time; default: any number.",
         ),
         click.option(
+            "--generation-config/--no-generation-config",
+            default=True,
+            show_default=True,
+            help="Take temperature, top_p and top_k from the model's generation_config.json where "
+            "a request does not have them; otherwise OpenAI's defaults.",
+        ),
+        click.option(
             "--request-timeout",
             type=FiniteRange(min=0, min_open=True),
             default=600.0,
@@ -191,6 +198,7 @@ def server_settings(host: str, options: dict[str, Any]) -> "ServerSettings":
         key_limits=limits,
         allow_origins=options.pop("allow_origins"),
         local_names_only=not keys and host in _LOOPBACK,
+        advised_sampling=options.pop("generation_config"),
         request_timeout_s=options.pop("request_timeout"),
         max_body_bytes=parse_bytes(options.pop("max_body_size"), option="--max-body-size"),
         max_connections=options.pop("max_connections"),

@@ -57,7 +57,7 @@ def create_app(
         settings=settings,
         metrics=metrics,
         tokenizer=tokenizer,
-        translator=RequestTranslator(engine.model_id, engine.max_model_len, tokenizer, settings),
+        translator=RequestTranslator(engine, tokenizer, settings),
         ready=ready,
         metrics_text=metrics_text,
         experts_snapshot=experts_snapshot,

@@ -38,6 +38,8 @@ class ServerSettings:
         max_n: Choices per prompt.
         max_stop: Stop strings of one request (OpenAI's limit is 4).
         max_logprobs: Alternatives per token (OpenAI's limit is 20).
+        advised_sampling: Whether requests that do not say how to sample get what the model's
+            generation config advises; otherwise OpenAI's defaults.
         tokenizer_threads: Threads that encode and decode; the event loop never does.
         max_chars_per_token: A prompt of more characters than this × the engine's
             ``max_model_len`` is refused unread. The longest token of the common vocabularies
@@ -64,6 +66,7 @@ class ServerSettings:
     max_n: int = 16
     max_stop: int = 4
     max_logprobs: int = 20
+    advised_sampling: bool = True
     tokenizer_threads: int = 2
     max_chars_per_token: int = 128
 

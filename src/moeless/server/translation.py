@@ -3,7 +3,7 @@
 import json
 import uuid
 
-from moeless.core.generation import SamplingParams
+from moeless.core.generation import SamplingDefaults, SamplingParams, TextEngine
 from moeless.server.errors import ApiError, context_exceeded
 from moeless.server.plan import GenerationPlan, plan_choices
 from moeless.server.schemas.chat import ChatBody
@@ -19,21 +19,18 @@ class RequestTranslator:
     """Turns bodies into plans for one served model.
 
     Args:
-        model_id: The only model there is.
-        max_model_len: Prompt plus completion tokens that fit.
+        engine: Serves the only model there is.
         tokenizer: Encodes off the event loop.
         settings: Limits.
     """
 
     def __init__(
-        self,
-        model_id: str,
-        max_model_len: int,
-        tokenizer: TokenizerPool,
-        settings: ServerSettings,
+        self, engine: TextEngine, tokenizer: TokenizerPool, settings: ServerSettings
     ) -> None:
-        self._model_id = model_id
-        self._max_model_len = max_model_len
+        self._model_id = engine.model_id
+        self._max_model_len = engine.max_model_len
+        advised = settings.advised_sampling
+        self._defaults = engine.sampling_defaults if advised else SamplingDefaults()
         self._tokenizer = tokenizer
         self._settings = settings
 
@@ -58,7 +55,7 @@ class RequestTranslator:
         ]
         ids = await self._tokenizer.encode_chat(messages)
         room = self._room(len(ids), max_tokens, param=param, prompt_param="messages")
-        sampling = _sampling(body, max_tokens=max_tokens or room, logprobs=logprobs)
+        sampling = self._sampling(body, max_tokens=max_tokens or room, logprobs=logprobs)
         return plan_choices(
             f"chatcmpl-{uuid.uuid4().hex}",
             [(ids, sampling, "")],
@@ -94,7 +91,7 @@ class RequestTranslator:
             echo = ""
             if body.echo:
                 echo = prompt if isinstance(prompt, str) else await self._tokenizer.decode(prompt)
-            sampling = _sampling(body, max_tokens=max_tokens, logprobs=body.logprobs)
+            sampling = self._sampling(body, max_tokens=max_tokens, logprobs=body.logprobs)
             prompts.append((ids, sampling, echo))
         return plan_choices(
             f"cmpl-{uuid.uuid4().hex}", prompts, n=body.choices, prompt_param="prompt"
@@ -129,6 +126,21 @@ class RequestTranslator:
                 param="stream_options",
                 code="invalid_value",
             )
+
+    def _sampling(
+        self, body: GenerationBody, *, max_tokens: int, logprobs: int | None
+    ) -> SamplingParams:
+        defaults = self._defaults
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=defaults.temperature if body.temperature is None else body.temperature,
+            top_p=defaults.top_p if body.top_p is None else body.top_p,
+            top_k=defaults.top_k if body.top_k is None else max(0, body.top_k),
+            seed=body.seed,
+            stop=body.stop,
+            logprobs=logprobs,
+            ignore_eos=bool(body.ignore_eos),
+        )
 
     def _check_logprobs(self, logprobs: int | None, param: str) -> None:
         _check_at_most(param, logprobs or 0, self._settings.max_logprobs)
@@ -202,17 +214,3 @@ def _chat_budget(body: ChatBody) -> tuple[int | None, str]:
     if new is not None:
         return new, "max_completion_tokens"
     return old, "max_tokens"
-
-
-def _sampling(body: GenerationBody, *, max_tokens: int, logprobs: int | None) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=max_tokens,
-        # OpenAI's defaults, not the port's: a client that sends nothing expects sampling.
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=max(0, body.top_k or 0),
-        seed=body.seed,
-        stop=body.stop,
-        logprobs=logprobs,
-        ignore_eos=bool(body.ignore_eos),
-    )
