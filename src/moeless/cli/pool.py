@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from moeless.cli.devices import show_bytes
+from moeless.cli.devices import show_bytes, show_table
 from moeless.cli.finite_range import FiniteRange
 from moeless.cli.options import with_headroom, worker_fields, worker_options
 from moeless.config import ExpertsConfig
@@ -132,11 +130,8 @@ def list_models(directory: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
-    table = Table()
-    for name in ("model", "state", "engines", "share", "guaranteed", "held", "instances"):
-        table.add_column(name, justify="left" if name in ("model", "state") else "right")
-    for each in found:
-        table.add_row(
+    rows = [
+        (
             each["model"],
             each["state"],
             str(each["engines"]),
@@ -145,4 +140,7 @@ def list_models(directory: Path | None, as_json: bool) -> None:
             show_bytes(each["held_bytes"]),
             f"{each['instances']:,}",
         )
-    Console().print(table)
+        for each in found
+    ]
+    names = ("model", "state", "engines", "share", "guaranteed", "held", "instances")
+    show_table(names, rows, left={"model", "state"})

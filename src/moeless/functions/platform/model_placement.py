@@ -24,6 +24,7 @@ from moeless.core.plan import (
 )
 from moeless.core.ports import Clock, KeepAlive
 from moeless.functions.accounts.billing import ResidencyMeter
+from moeless.functions.accounts.load_meter import LoadMeter
 from moeless.functions.accounts.model_account import ModelAccount
 from moeless.functions.links.board import EngineBoard, ModelBoard
 from moeless.functions.platform.demands import Demand
@@ -145,6 +146,7 @@ class ModelPlacement:
         self.earlier_busy_ns_L: CountArray = np.zeros(spec.num_layers, dtype=np.int64)
         self.earlier_used_ns_LED: CountArray = np.zeros(board.warm_LED.shape, dtype=np.int64)
         self.cold_starts_L: CountArray = np.zeros(spec.num_layers, dtype=np.int64)
+        self.loads = LoadMeter(len(platform.pools))
         self.blocking_loads = 0
         self.evictions = 0
         self.failed_loads: Counter[int] = Counter()  # by device
