@@ -115,6 +115,7 @@ METRICS: tuple[Metric, ...] = (
         "device",
     ),
     _counter("failed_loads", "loads", "Loads that failed and were rolled back.", "device"),
+    _counter("events_lost", "events", "Events that could not be written to the file of --events."),
 )
 
 

@@ -145,6 +145,7 @@ def _samples(snapshot: RuntimeSnapshot) -> dict[str, list[Sample]]:
         "device_planned_speed": _device_values(snapshot.devices, snapshot.planned_speed_D),
         "loaded_bytes": _device_values(snapshot.devices, snapshot.loaded_bytes_D),
         "loading_seconds": _device_values(snapshot.devices, snapshot.loading_s_D),
+        "events_lost": [((), snapshot.events_lost)],
         "failed_loads": _device_values(snapshot.devices, snapshot.failed_loads_D),
         "device_state": [
             ((device, state), float(state == now))

@@ -116,6 +116,7 @@ class RuntimeSnapshot:
         gb_s_L: The same by layer, accounting to [L].
         worker_restarts_D: Times each device's worker was started again [D].
         failed_loads_D: Loads that failed on each device and were rolled back [D].
+        events_lost: Events that could not be written, of all models of the platform.
         loaded_bytes_D: Bytes that loads have brought onto each device [D].
         loading_s_D: Seconds in which each device loaded [D]; bytes by them is its bandwidth.
         cold_start_s_D: From the order to load a replica until it was warm, on each device [D].
@@ -157,6 +158,7 @@ class RuntimeSnapshot:
     gb_s_L: Mapping[str, tuple[float, ...]]
     worker_restarts_D: tuple[int, ...]
     failed_loads_D: tuple[int, ...] = ()
+    events_lost: int = 0
     loaded_bytes_D: tuple[int, ...] = ()
     loading_s_D: tuple[float, ...] = ()
     cold_start_s_D: tuple[Timing, ...] = ()

@@ -1,9 +1,14 @@
 """Options of ``moeless serve`` that change what requests get."""
 
 import json
+import resource
 import shutil
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from moeless.core.events import EventsLost
+from moeless.telemetry.jsonl import read_events
 
 CHAT = {"model": "tiny-granite", "messages": [{"role": "user", "content": "Hello"}]}
 
@@ -30,3 +35,34 @@ def test_a_template_of_one_s_own_the_model_s_advice_and_experts_that_stay_for_go
     assert answer["usage"]["prompt_tokens"] == bare["usage"]["prompt_tokens"]
     assert len(answers) == 1, "greedy, as the model's makers advise"
     assert server.stop() == 0
+
+
+def events_lost(url):
+    families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
+    samples = [sample for family in families for sample in family.samples]
+    return next(s.value for s in samples if s.name == "moeless_events_lost_total")
+
+
+def test_events_that_cannot_be_written_are_in_the_metrics_and_marked_in_their_file(
+    model_dir, start_serving, tmp_path
+):
+    events = tmp_path / "events.jsonl"
+    server = start_serving(model_dir, "--events", str(events), "--max-model-len", "64")
+
+    def generate():
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=CHAT, timeout=60)
+        assert answer.status_code == 200
+
+    generate()
+    assert events_lost(server.url) == 0
+    supervisor = next(p for p in server.family if "supervisor_process" in " ".join(p.cmdline()))
+    soft, hard = supervisor.rlimit(resource.RLIMIT_FSIZE)
+    supervisor.rlimit(resource.RLIMIT_FSIZE, (events.stat().st_size, hard))
+    generate()
+    lost = events_lost(server.url)
+    assert lost > 0
+    supervisor.rlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    generate()
+    assert server.stop() == 0
+    (mark,) = [event for event in read_events(events) if isinstance(event, EventsLost)]
+    assert mark.count >= lost

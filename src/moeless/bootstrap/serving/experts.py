@@ -122,6 +122,7 @@ class ExpertsRuntime:
             gb_s_L={name: tuple(values) for name, values in gb_s_L.items()},
             worker_restarts_D=_of(report["worker_restarts"], there),
             failed_loads_D=_of(report["failed_loads_D"], there),
+            events_lost=report["events_lost"],
             loaded_bytes_D=_of(report["loaded_bytes_D"], there),
             loading_s_D=_of(report["loading_s_D"], there),
             cold_start_s_D=tuple(Timing(**each) for each in _of(report["cold_start_s_D"], there)),

@@ -61,6 +61,11 @@ class PlacementPlatform(Protocol):
         ...
 
     @property
+    def events_lost(self) -> int:
+        """Events that did not get where they should be kept."""
+        ...
+
+    @property
     def in_use(self) -> tuple[int, ...]:
         """Devices that plans are made for, ascending."""
         ...
@@ -392,5 +397,5 @@ class ModelPlacement:
         return FunctionId(self.spec.model_id, layer, expert)
 
     def report(self, engine: int | None = None) -> dict[str, Any]:
-        """Counters as a JSON object; see ``ModelAccount``."""
-        return self.account.report(engine)
+        """Counters as a JSON object; see ``ModelAccount``. Lost events are those of all models."""
+        return self.account.report(engine) | {"events_lost": self._platform.events_lost}

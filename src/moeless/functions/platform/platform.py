@@ -301,6 +301,11 @@ class Platform:
         self.advance()
 
     @property
+    def events_lost(self) -> int:
+        """Events of all models that did not get where they should be kept."""
+        return self._news.lost
+
+    @property
     def has_demands(self) -> bool:
         """Whether tokens of some engine wait for loads."""
         return any(model.demands for model in self.models.values())
