@@ -91,6 +91,7 @@ def serve_model(
                 model=running.engine.model_id,
                 take_keys=lambda: {name: each.counts() for name, each in state.accounts.items()},
                 take_snapshot=take_snapshot,
+                on_lost=state.metrics.ledger_lost_minutes.inc,
             )
             writer.start()
         exempt_what_stays()

@@ -142,6 +142,12 @@ class ServerMetrics:
         self.generated_tokens = Counter(
             "moeless_generated_tokens", "Tokens generated.", registry=self._registry
         )
+        self.ledger_lost_minutes = Counter(
+            "moeless_ledger_lost_minutes",
+            "Minutes of usage that could not be written to the ledger for so long that they are "
+            "lost.",
+            registry=self._registry,
+        )
         for name, text, read in (
             ("running", "Sequences in the engine's batch.", lambda: engine_stats().running),
             ("waiting", "Sequences in the engine's queue.", lambda: engine_stats().waiting),
