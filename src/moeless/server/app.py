@@ -18,6 +18,7 @@ from moeless.server.gate import GateMiddleware, open_accounts
 from moeless.server.live import LiveFeed
 from moeless.server.metrics import ServerMetrics
 from moeless.server.openapi import DescribedApp
+from moeless.server.readiness import Readiness
 from moeless.server.routes import dashboard, generation, models, operations
 from moeless.server.settings import ServerSettings
 from moeless.server.state import ServerState
@@ -59,6 +60,7 @@ def create_app(
         tokenizer=tokenizer,
         translator=RequestTranslator(engine, tokenizer, settings),
         ready=ready,
+        readiness=Readiness(engine),
         metrics_text=metrics_text,
         experts_snapshot=experts_snapshot,
         accounts=open_accounts(settings),
@@ -68,6 +70,7 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
+        state.readiness.close()
         tokenizer.close()
 
     app = DescribedApp(

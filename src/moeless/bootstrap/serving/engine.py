@@ -136,7 +136,7 @@ def start_engine(
 
     check_experts_config(experts)
     template = None if config.chat_template is None else read_chat_template(config.chat_template)
-    directory = find_model(config.model, progress=progress)
+    directory = find_model(config.model, progress=progress).absolute()
     torch.set_num_threads(config.threads or _default_threads(experts))
     progress("loading everything but the experts")
     loaded = load_engine_model(directory, dtype=config.dtype, model_id=served_model_id(config))

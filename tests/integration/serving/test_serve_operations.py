@@ -1,4 +1,4 @@
-"""Options of ``moeless serve`` that change what requests get."""
+"""What operators set of ``moeless serve``, and what they see of it when something is missing."""
 
 import json
 import resource
@@ -7,6 +7,7 @@ import shutil
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from fakes.live_server import wait_until
 from moeless.core.events import EventsLost
 from moeless.telemetry.jsonl import read_events
 
@@ -66,3 +67,33 @@ def test_events_that_cannot_be_written_are_in_the_metrics_and_marked_in_their_fi
     assert server.stop() == 0
     (mark,) = [event for event in read_events(events) if isinstance(event, EventsLost)]
     assert mark.count >= lost
+
+
+def test_a_server_whose_checkpoint_is_gone_is_not_ready_until_it_is_back(
+    model_dir, start_serving, tmp_path
+):
+    mine, elsewhere = tmp_path / "models" / "tiny-granite", tmp_path / "elsewhere"
+    shutil.copytree(model_dir, mine)
+    server = start_serving(mine, "--keep-alive", "0.2", "--max-model-len", "64")
+    told = []
+
+    def fails():
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=CHAT, timeout=60)
+        told.append(answer.text)
+        return answer.status_code == 503
+
+    def ready():
+        answer = httpx.get(f"{server.url}/health")
+        told.append(answer.text)
+        return answer.status_code == 200
+
+    assert not fails()
+    assert ready()
+    mine.rename(elsewhere)
+    wait_until(lambda: fails() and not ready())
+    elsewhere.rename(mine)
+    wait_until(ready)
+    assert not fails()
+    assert [text for text in told if str(tmp_path) in text] == []
+    assert "could not be served" in "".join(told)
+    assert server.stop() == 0
