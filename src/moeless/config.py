@@ -104,7 +104,8 @@ class ExpertsConfig:
         device_memory_bytes: Budget of each device for experts; None takes what the memory factor
             asks for.
         share: Memory of the devices that the model is guaranteed, in a pool that it shares.
-        keep_alive_s: How long an idle instance stays warm unless the rule knows better.
+        keep_alive_s: How long an idle instance stays warm unless the rule knows better; infinite
+            for as long as nobody needs its room.
         keep_alive_rule: A keep-alive rule by name.
         worker_threads: Compute threads of each worker; None divides the cores.
         spin_us: How long processes look for each other's messages before they sleep, in
@@ -153,8 +154,11 @@ class ExpertsConfig:
                 f"max devices is {self.max_devices}; use {len(self.devices)} (those of --devices) "
                 f"or more"
             )
-        if not (math.isfinite(self.keep_alive_s) and self.keep_alive_s >= 0):
-            raise ConfigError(f"keep-alive is {self.keep_alive_s} s; use 0 or more")
+        if not self.keep_alive_s >= 0:
+            raise ConfigError(
+                f"keep-alive is {self.keep_alive_s} s; use 0 or more, or inf for as long as there "
+                f"is room"
+            )
         if not self.invocation_timeout_s > 0:
             raise ConfigError(
                 f"invocation timeout is {self.invocation_timeout_s} s; use more than 0"
@@ -185,6 +189,8 @@ class EngineConfig:
         prefill_chunk_tokens: Prompt tokens that may delay one decode step.
         threads: Compute threads of the engine; None takes half of the cores when CPU workers
             run beside it, else all.
+        chat_template: File with the Jinja template that conversations are written with; None
+            takes the checkpoint's own.
 
     Raises:
         ConfigError: Fewer than one thread, or an empty id.
@@ -198,6 +204,7 @@ class EngineConfig:
     max_model_len: int | None = None
     prefill_chunk_tokens: int = 512
     threads: int | None = None
+    chat_template: Path | None = None
 
     def __post_init__(self) -> None:
         if self.model_id is not None and not self.model_id.strip():

@@ -9,6 +9,7 @@ import click
 from click.exceptions import NoArgsIsHelpError
 
 from moeless import __version__
+from moeless.core.signals import ended_by_signal, unwind_on_sigterm
 from moeless.errors import MissingExtraError, MoelessError
 
 ENTRY_POINT_GROUP = "moeless.commands"
@@ -110,8 +111,8 @@ def run(arguments: list[str]) -> int:
         arguments: The command line without the program's name.
 
     Returns:
-        0 when done, 2 for bad usage or bad input, 130 when interrupted, 1 for anything else that
-        was foreseen. What was not foreseen is raised.
+        0 when done, 2 for bad usage or bad input, 130 when interrupted, 143 when ended by SIGTERM,
+        1 for anything else that was foreseen. What was not foreseen is raised.
     """
     try:
         result = moeless.main(args=arguments, prog_name="moeless", standalone_mode=False)
@@ -152,6 +153,8 @@ def _fail(message: str, code: int) -> int:
 
 def main() -> None:
     """Entry point of the command ``moeless``."""
-    code = run(sys.argv[1:])
-    gc.freeze()  # the end of a process frees everything at once, and need not look at it first
-    sys.exit(code)
+    unwind_on_sigterm()
+    with ended_by_signal():
+        code = run(sys.argv[1:])
+        gc.freeze()  # the end of a process frees everything at once, and need not look first
+        sys.exit(code)

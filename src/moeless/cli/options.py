@@ -99,7 +99,7 @@ def experts_options(command: _Command) -> _Command:
             default=300.0,
             show_default=True,
             metavar="SECONDS",
-            help="How long an idle expert stays on its device.",
+            help="How long an idle expert stays on its device; inf: until its room is needed.",
         ),
         click.option(
             "--keep-alive-rule",
@@ -208,6 +208,13 @@ def engine_options(command: _Command) -> _Command:
             "--max-model-len",
             type=click.IntRange(min=1),
             help="Tokens of prompt and completion; default: the model's own limit.",
+        ),
+        click.option(
+            "--chat-template",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            metavar="FILE",
+            help="Write conversations as the Jinja template in FILE says; default: the model's "
+            "own.",
         ),
         click.option(
             "--threads",
@@ -349,7 +356,15 @@ def _first_given(names: Sequence[str]) -> str | None:
 
 def engine_config(model: str, options: dict[str, Any]) -> EngineConfig:
     """Take the engine's options out of a command's options."""
-    names = ("model_id", "dtype", "max_batch_size", "max_waiting", "max_model_len", "threads")
+    names = (
+        "model_id",
+        "dtype",
+        "max_batch_size",
+        "max_waiting",
+        "max_model_len",
+        "chat_template",
+        "threads",
+    )
     return EngineConfig(model=model, **{name: options.pop(name) for name in names})
 
 

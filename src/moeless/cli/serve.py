@@ -1,6 +1,7 @@
 """``moeless serve``: an OpenAI-compatible server."""
 
 import logging
+import signal
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ from moeless.cli.server_options import (
     server_settings,
     trace_config,
 )
+from moeless.core.signals import TERMINATED
 from moeless.telemetry.log_format import configure_logging
 
 
@@ -21,7 +23,7 @@ from moeless.telemetry.log_format import configure_logging
 @server_options
 @engine_options
 @experts_options
-def serve(model: str, host: str, port: int, **options: Any) -> None:
+def serve(model: str, host: str, port: int, **options: Any) -> int:
     """Serve MODEL over HTTP: a directory, a hub id, or "demo".
 
     \b
@@ -60,10 +62,11 @@ def serve(model: str, host: str, port: int, **options: Any) -> None:
         else:
             click.echo(f"moeless: {text}", err=True)
 
-    serve_model(
+    ended_by = serve_model(
         engine,
         experts,
         ServeConfig(host=host, port=port, settings=settings, trace=trace, ledger=ledger),
         on_ready=announce,
         progress=say,
     )
+    return TERMINATED if ended_by == signal.SIGTERM else 0

@@ -13,7 +13,12 @@ from rich.table import Table
 
 from moeless.errors import ConfigError
 from moeless.telemetry.ledger.file import open_ledger
-from moeless.telemetry.ledger.usage import Grouping, UsageTable, read_usage
+from moeless.telemetry.ledger.usage import (
+    Grouping,
+    UsageTable,
+    count_missing_minutes,
+    read_usage,
+)
 from moeless.telemetry.ledger.writer import unix_now_s
 
 _AGO = re.compile(r"(\d{1,6})\s*([smhd])")
@@ -101,8 +106,15 @@ def usage(
     connection = open_ledger(ledger, create=False)
     try:
         table = read_usage(connection, by=by, since_s=since, until_s=until)
+        missing = count_missing_minutes(connection, since_s=since, until_s=until)
     finally:
         connection.close()
+    if missing:
+        click.echo(
+            f"moeless: warning: {missing} minutes of usage are missing: {ledger} could not be "
+            f"written to (see the table gaps)",
+            err=True,
+        )
     try:
         if output_format == "parquet":
             assert out is not None

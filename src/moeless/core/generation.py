@@ -36,6 +36,21 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SamplingDefaults:
+    """How to choose the next token where a request does not say: as the model's makers advise.
+
+    Args:
+        temperature: See ``SamplingParams``; without advice it is OpenAI's default.
+        top_p: See there.
+        top_k: See there.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
     """One sequence to generate.
 
@@ -117,6 +132,11 @@ class TextEngine(Protocol):
     @property
     def max_model_len(self) -> int:
         """Prompt plus completion tokens that fit into one sequence."""
+        ...
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """How the model is meant to be sampled from."""
         ...
 
     def encode(self, text: str) -> list[int]:

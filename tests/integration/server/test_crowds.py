@@ -27,7 +27,7 @@ def process():
         [sys.executable, Path(__file__).with_name("serve_fake.py"), "0", "inf"],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(tests)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tests), *sys.path])},
     )
     try:
         started.url = started.stdout.readline().strip()

@@ -133,7 +133,7 @@ def test_a_signal_ends_open_streams_with_an_error_and_done(sent):
         [sys.executable, Path(__file__).with_name("serve_fake.py"), "0.1"],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(tests)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tests), *sys.path])},
     )
     try:
         url = process.stdout.readline().strip()

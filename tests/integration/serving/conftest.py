@@ -12,7 +12,9 @@ import pytest
 
 from families import make_tiny, make_tokenizer
 
-PATIENCE_S = 60
+PATIENCE_S = 300
+ENDS_BY = {signal.SIGTERM: -signal.SIGTERM, signal.SIGINT: 0}
+"""How one ends that serves, by the signal that it was sent."""
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -53,9 +55,10 @@ class ServeProcess:
         self.family = psutil.Process(self.process.pid).children(recursive=True)
 
     def stop(self, sign: int = signal.SIGTERM, *, within_s: float = 5.0) -> int:
-        """Send a signal and wait; returns the exit code."""
+        """Send a signal and wait; returns 0 if it ended as it should, else the exit code."""
         self.process.send_signal(sign)
         code = self.process.wait(timeout=within_s)
+        code = 0 if code == ENDS_BY.get(sign) else code
         self.process.stdout.close()
         self.process.stderr.close()
         return code

@@ -95,7 +95,7 @@ def test_a_server_attaches_and_its_end_or_death_leaves_the_pool_as_it_was(
     server.stop(signal.SIGKILL)
     assert pool.process.poll() is None
     assert all(worker.is_running() for worker in pool.workers)
-    assert pool.stop(signal.SIGTERM) == 0
+    assert pool.stop(signal.SIGTERM) == -signal.SIGTERM
     assert not psutil.wait_procs(pool.workers, timeout=10)[1]
     assert not directory.exists()
 

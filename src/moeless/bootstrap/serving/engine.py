@@ -128,15 +128,22 @@ def start_engine(
     from moeless.bootstrap.serving.step_tracing import trace_steps
     from moeless.engines.transformers.generation.engine import TransformersTextEngine
     from moeless.engines.transformers.generation.options import EngineOptions
+    from moeless.engines.transformers.generation.text_codec import (
+        read_chat_template,
+        use_chat_template,
+    )
     from moeless.engines.transformers.loader import load_engine_model
 
     check_experts_config(experts)
-    directory = find_model(config.model, progress=progress)
+    template = None if config.chat_template is None else read_chat_template(config.chat_template)
+    directory = find_model(config.model, progress=progress).absolute()
     torch.set_num_threads(config.threads or _default_threads(experts))
     progress("loading everything but the experts")
     loaded = load_engine_model(directory, dtype=config.dtype, model_id=served_model_id(config))
     if loaded.tokenizer is None:
         raise ModelError(f"{directory} has no tokenizer; add tokenizer.json and its configuration")
+    if template is not None:
+        use_chat_template(loaded.tokenizer, template)
     why = f" ({experts.invoker_reason})" if experts.invoker_reason else ""
     progress(f"starting experts, invoker: {experts.invoker}{why}")
     runtime = start_experts(loaded, experts, tell=progress)

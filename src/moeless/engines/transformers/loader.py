@@ -30,6 +30,8 @@ from moeless.functions.store.index import CheckpointIndex
 
 _DTYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+_PROCESSOR_TEMPLATE = "chat_template.json"
+"""Where models that see images keep their chat template; tokenizers read the other places."""
 
 
 class MoeBlock(NamedTuple):
@@ -264,13 +266,17 @@ def _load_tokenizer(model_dir: Path) -> Any | None:
     if not any((model_dir / name).is_file() for name in _TOKENIZER_FILES):
         return None
     try:
-        return AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             model_dir, local_files_only=True, trust_remote_code=False
         )
+        beside = model_dir / _PROCESSOR_TEMPLATE
+        if not tokenizer.chat_template and beside.is_file():
+            tokenizer.chat_template = json.loads(beside.read_text("utf-8"))["chat_template"]
     except Exception as error:
         raise CheckpointError(
             f"the tokenizer of {model_dir} cannot be loaded: {_first_line(error)}"
         ) from error
+    return tokenizer
 
 
 def _find_blocks(model: Any, family: Family, spec: ModelSpec) -> tuple[MoeBlock, ...]:

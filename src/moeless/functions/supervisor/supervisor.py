@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from moeless.core.events import SupervisorWoken
 from moeless.core.ports import Clock, EventSink, KeepAlive
@@ -100,6 +101,8 @@ class Supervisor:
         )
         self._leave_at_s: float | None = None
         self._running = True
+        self.ended_by = 0
+        """The signal that has ended it, 0 for none."""
 
     def run(self, *, on_listening: Callable[[], None] = lambda: None) -> None:
         """Serve until told to stop, or until nobody has needed us for a while.
@@ -109,9 +112,9 @@ class Supervisor:
         """
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, lambda *_: self._stop())
+        signal.signal(signal.SIGTERM, self._stop)
         owned = self._owner is not None
-        signal.signal(signal.SIGINT, signal.SIG_IGN if owned else lambda *_: self._stop())
+        signal.signal(signal.SIGINT, signal.SIG_IGN if owned else self._stop)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         listener = listen(Path(self._config.socket_path))
         try:
@@ -144,8 +147,9 @@ class Supervisor:
             listener.close()
             Path(self._config.socket_path).unlink(missing_ok=True)
 
-    def _stop(self) -> None:
+    def _stop(self, number: int, _frame: FrameType | None) -> None:
         self._running = False
+        self.ended_by = number
 
     def _note_waking(self, cause: str) -> None:
         """For the record: what is decided from now on is decided for this position."""

@@ -1,12 +1,11 @@
 """How the loops of this package are compiled."""
 
-import contextlib
-import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from numba import njit
+
+from moeless.core.signals import signals_later
 
 
 def compiled(signature: str, *, reorders_sums: bool = False) -> Callable[[Any], Any]:
@@ -23,34 +22,11 @@ def compiled(signature: str, *, reorders_sums: bool = False) -> Callable[[Any], 
     options: dict[str, Any] = {"fastmath": {"reassoc", "contract"}} if reorders_sums else {}
 
     def decorate(function: Any) -> Any:
-        with _signals_later():
+        # The compiler calls back into Python: what is raised there, as by Ctrl-C, is lost.
+        with signals_later():
             try:
                 return njit(signature, cache=True, nogil=True, **options)(function)
             except RuntimeError:  # no folder for the cache
                 return njit(signature, nogil=True, **options)(function)
 
     return decorate
-
-
-@contextlib.contextmanager
-def _signals_later() -> Iterator[None]:
-    """Have SIGINT and SIGTERM arrive after the block, which takes a second or two.
-
-    The compiler calls back into Python: what is raised there, as by Ctrl-C, is printed and lost.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # handlers run in the main thread only
-        return
-    arrived: list[int] = []
-    handlers = {
-        number: signal.signal(number, lambda which, _: arrived.append(which))
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if callable(signal.getsignal(number))  # the others do not raise
-    }
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number in arrived[:1]:
-            signal.raise_signal(number)

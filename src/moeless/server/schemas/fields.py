@@ -1,5 +1,6 @@
 """Field types that JSON schema alone cannot state."""
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -29,11 +30,11 @@ class Neutral:
 
     allowed: tuple[Any, ...] = ()
 
-    def check(self, value: Any) -> None:
-        """Return None, or refuse ``value``."""
+    def check(self, value: Any) -> Any:
+        """Return ``value``, or refuse it."""
         if value is None or any(_same_json(value, neutral) for neutral in self.allowed):
-            return
-        offer = "".join(f" or send {neutral!r}" for neutral in self.allowed[:1])
+            return value
+        offer = "".join(f" or send {json.dumps(neutral)}" for neutral in self.allowed[:1])
         raise refuse(f"this value is not supported; leave the field out{offer}")
 
     def __get_pydantic_core_schema__(
