@@ -24,6 +24,8 @@ from moeless.bootstrap.serving.experts import start_experts
 from moeless.config import ExpertsConfig, PolicyConfig
 from moeless.engines.transformers.loader import load_engine_model
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 loaded = load_engine_model(Path(sys.argv[1]))
 config = ExpertsConfig(pool=Path(sys.argv[2]), policy=PolicyConfig(policy=sys.argv[3]))

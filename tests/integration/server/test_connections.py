@@ -7,10 +7,13 @@ import socket
 import httpx
 import pytest
 
-from fakes.live_server import PATIENCE_S, serve, wait_until
+from effort import PATIENCE_S, wait_until
+from fakes.live_server import serve
 from fakes.text_engine import FakeTextEngine
 from moeless.server import ServerSettings
 from moeless.server.connections import ConnectionGuard
+
+pytestmark = pytest.mark.slow
 
 BODY = {"model": "fake/model", "prompt": "Hi", "max_tokens": 5}
 FAST = ServerSettings(head_timeout_s=0.3, body_timeout_s=0.3, max_connections=50)
