@@ -13,6 +13,7 @@ help:  ## Show the targets
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: $(PYTHON) is missing; install Python 3.11 or set PYTHON=..." >&2; exit 2; }
+	@echo "setting up $(VENV), once: about a minute, more where torch has to be downloaded"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
