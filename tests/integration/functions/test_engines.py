@@ -15,6 +15,8 @@ import torch
 from moeless.errors import FunctionError
 from moeless.functions.supervisor.client import SupervisorClient
 
+pytestmark = pytest.mark.slow
+
 # An engine of its own process: it says that it has begun, then generates until it is killed.
 ENGINE = """
 import json, sys
@@ -23,8 +25,6 @@ import torch
 from moeless.bootstrap.serving.experts import start_experts
 from moeless.config import ExpertsConfig, PolicyConfig
 from moeless.engines.transformers.loader import load_engine_model
-
-pytestmark = pytest.mark.slow
 
 torch.set_num_threads(1)
 loaded = load_engine_model(Path(sys.argv[1]))

@@ -20,6 +20,8 @@ LAYERS, EXPERTS, HIDDEN, INTERMEDIATE = 4, 8, 1024, 5632
 EXPERT_BYTES = 3 * HIDDEN * INTERMEDIATE * 2
 SLOTS = 6
 
+pytestmark = pytest.mark.slow
+
 ENGINE = """
 import json, sys
 from pathlib import Path
@@ -28,8 +30,6 @@ from moeless.bootstrap.serving.experts import start_experts
 from moeless.config import ExpertsConfig
 from moeless.core.cluster import parse_devices
 from moeless.engines.transformers.loader import load_engine_model
-
-pytestmark = pytest.mark.slow
 
 loaded = load_engine_model(Path(sys.argv[1]))
 runtime = start_experts(
