@@ -8,8 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from effort import PATIENCE_S
 from fakes.busy_experts import BusyExperts
-from fakes.live_server import PATIENCE_S, serve
+from fakes.live_server import serve
 from fakes.text_engine import FakeTextEngine
 from moeless.server import ApiKey, ServerSettings
 

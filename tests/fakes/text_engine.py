@@ -109,6 +109,7 @@ class FakeTextEngine:
         down: Why ``submit`` refuses everything.
         natural_tokens: Length of an answer that ends by itself.
         encode_gate: ``encode`` waits for it.
+        encoding: Calls of ``encode`` that have begun and not ended.
     """
 
     model_id = "fake/model"
@@ -137,11 +138,16 @@ class FakeTextEngine:
         self.natural_tokens = 24
         self.encode_gate = threading.Event()
         self.encode_gate.set()
+        self.encoding = 0
         self.submitted.clear()
         self.cancelled.clear()
 
     def encode(self, text: str) -> list[int]:
-        self.encode_gate.wait()
+        self.encoding += 1
+        try:
+            self.encode_gate.wait()
+        finally:
+            self.encoding -= 1
         return [ord(character) for character in text]
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:

@@ -9,6 +9,8 @@ from click.testing import CliRunner
 from moeless.cli import devices
 from moeless.errors import FunctionError
 
+pytestmark = pytest.mark.slow
+
 
 class Admin:
     """A pool whose device goes through some states, one each time somebody looks."""

@@ -8,6 +8,8 @@ import threading
 import psutil
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 def interrupt(invoker, *, at, action):
     """Have something happen right after, or right before, work was handed out."""

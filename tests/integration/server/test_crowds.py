@@ -13,8 +13,10 @@ import httpx
 import psutil
 import pytest
 
-from fakes.live_server import PATIENCE_S
+from effort import PATIENCE_S
 from fakes.text_engine import FakeTextEngine
+
+pytestmark = pytest.mark.slow
 
 BODY = {"model": "fake/model", "prompt": "Hi", "temperature": 0}
 CROWD = 2000

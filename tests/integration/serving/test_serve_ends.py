@@ -11,7 +11,8 @@ import httpx
 import psutil
 import pytest
 
-PATIENCE_S = 60
+from effort import PATIENCE_S
+
 STREAM = {
     "model": "tiny-granite",
     "messages": [{"role": "user", "content": "Hello"}],
@@ -25,8 +26,10 @@ def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()}
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_within_five_seconds_and_leaves_nothing(model_dir, start_serving, sign):
+@pytest.mark.parametrize(
+    "sign", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
+def test_a_signal_ends_it_and_leaves_nothing(model_dir, start_serving, sign):
     before = shared_memory()
     server = start_serving(model_dir, "--max-model-len", "512")
     assert len(server.family) >= 3, "a supervisor and two workers"
@@ -34,7 +37,7 @@ def test_a_signal_ends_it_within_five_seconds_and_leaves_nothing(model_dir, star
 
     def read() -> None:
         url = f"{server.url}/v1/chat/completions"
-        with httpx.stream("POST", url, json=STREAM, timeout=60) as response:
+        with httpx.stream("POST", url, json=STREAM, timeout=PATIENCE_S) as response:
             for line in response.iter_lines():
                 started.set()
                 if line == "data: [DONE]":
@@ -42,9 +45,9 @@ def test_a_signal_ends_it_within_five_seconds_and_leaves_nothing(model_dir, star
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert started.wait(60)
+    assert started.wait(PATIENCE_S)
     assert server.stop(sign) == 0
-    reader.join(60)
+    reader.join(PATIENCE_S)
     assert ended.is_set(), "an open stream is ended, not torn off"
     assert server.left_behind() == []
     assert shared_memory() <= before
@@ -55,6 +58,7 @@ def test_a_signal_ends_it_within_five_seconds_and_leaves_nothing(model_dir, star
 MOMENTS = [None, "loading everything but the experts", "starting experts", "workers run"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_it_ends_in_the_same_way_whenever_the_system_asks_it_to(model_dir, tmp_path, moment):
     command = [sys.executable, "-m", "moeless", "serve", str(model_dir), "--port", "0"]
@@ -84,25 +88,27 @@ def test_devices_that_share_one_memory_are_served_without_a_process(model_dir, s
     shown = httpx.get(f"{server.url}/moeless/experts").json()
     assert shown["devices"] == ["cpu:0", "cpu:1"]
     short = STREAM | {"stream": False, "max_tokens": 4}
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=short, timeout=60)
-    assert answer.status_code == 200
+    url = f"{server.url}/v1/chat/completions"
+    assert httpx.post(url, json=short, timeout=PATIENCE_S).status_code == 200
     assert server.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_killed_engine_takes_its_supervisor_and_workers_along(model_dir, start_serving):
     server = start_serving(model_dir)
     server.process.kill()
     server.process.wait()
-    assert psutil.wait_procs(server.family, timeout=20.0)[1] == []
+    assert psutil.wait_procs(server.family, timeout=PATIENCE_S)[1] == []
     assert list(server.runtime_dir.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_server_whose_supervisor_is_gone_says_so(model_dir, start_serving):
     server = start_serving(model_dir)
     assert httpx.get(f"{server.url}/health").status_code == 200
     supervisor = next(p for p in server.family if "supervisor_process" in " ".join(p.cmdline()))
     supervisor.kill()
-    psutil.wait_procs(server.family, timeout=20.0)
+    psutil.wait_procs(server.family, timeout=PATIENCE_S)
     assert httpx.get(f"{server.url}/health").status_code == 503
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=STREAM | {"stream": False})
     assert answer.status_code == 503

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from effort import PATIENCE_S
 from moeless.bootstrap.serving import precedence as module
 from moeless.bootstrap.serving.precedence import precedence
 
@@ -146,7 +147,11 @@ def test_the_system_does_what_it_is_asked_to():
     if not may_be_real_time():
         pytest.skip("real-time priority is not allowed here")
     done = subprocess.run(
-        [sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", CHILD],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
     )
     before, late, again, afterwards = done.stdout.splitlines()
     assert before == f"{RR} {OTHER} {OTHER} 0"

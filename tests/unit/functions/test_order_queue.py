@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from effort import PATIENCE_S
 from moeless.functions.host import order_queue
 from moeless.functions.host.order_queue import OrderQueue
 
@@ -60,9 +61,9 @@ def test_a_pause_lays_everything_out_and_then_rests_once(monkeypatch, take_later
     host = Host(waiting=3)
     orders = OrderQueue(host)
     taken, thread = take_later(orders)
-    assert host.rested.wait(timeout=20)
+    assert host.rested.wait(timeout=PATIENCE_S)
     orders.put("a")
-    thread.join(timeout=20)
+    thread.join(timeout=PATIENCE_S)
     assert taken == ["a"]
     assert host.done == ["lay out"] * 3 + ["rest"]
 
@@ -95,8 +96,8 @@ def test_a_host_with_nothing_to_lay_out_gets_its_orders(take_later):
     host = Host()
     orders = OrderQueue(host)
     taken, thread = take_later(orders)
-    assert host.laid_out.wait(timeout=20)
+    assert host.laid_out.wait(timeout=PATIENCE_S)
     orders.put(7)
-    thread.join(timeout=20)
+    thread.join(timeout=PATIENCE_S)
     assert taken == [7]
     assert host.done == []
