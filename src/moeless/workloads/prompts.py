@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from moeless.errors import ConfigError, MissingExtraError, TraceError
+from moeless.errors import ConfigError, MissingExtraError, RequestError, TraceError
 from moeless.workloads.input_file import require_file
 from moeless.workloads.json_array import read_elements
 from moeless.workloads.prompt_record import PLAIN_FIELDS, TURN_FIELDS, find_prompt
@@ -164,7 +164,10 @@ def _read_parquet(path: Path) -> Iterator[str]:
 
 
 def _require_prompt(record: object, where: str) -> str:
-    prompt = find_prompt(record)
+    try:
+        prompt = find_prompt(record)
+    except RequestError as error:
+        raise TraceError(f"{where}: the first turn of the human: {error}") from error
     if prompt is None:
         raise TraceError(f"{where}: no prompt in it; a record needs one of {_FIELDS}")
     return prompt
