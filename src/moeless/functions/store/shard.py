@@ -26,6 +26,7 @@ ITEM_BYTES: dict[str, int] = {
 
 _MAX_HEADER_BYTES = 100_000_000
 _MAX_READ_BYTES = 1 << 30
+_POINTER = b"version https://git-lfs"
 _NO_WAIT = getattr(os, "RWF_NOWAIT", 0)  # not known on every system
 
 
@@ -190,6 +191,22 @@ class Shard:
             return self._opened
 
 
+def refuse_pointer(path: Path) -> None:
+    """Refuse what Git leaves in place of a large file that it has not fetched.
+
+    Args:
+        path: A file; one that cannot be read is left to whoever reads it.
+
+    Raises:
+        CheckpointError: It is such a pointer.
+    """
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        if file.read(len(_POINTER)) == _POINTER:
+            raise CheckpointError(
+                f"{path} is a Git LFS pointer, not the file itself; run git lfs pull there"
+            )
+
+
 def _is_cached(descriptor: int, offset: int) -> bool:
     """Whether the page at an offset is in memory already."""
     try:
@@ -204,6 +221,7 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
 
 def _read_header(path: Path, descriptor: int, size: int) -> dict[str, TensorEntry]:
     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+    refuse_pointer(path)
     if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
         raise CheckpointError(
             f"shard {path} is truncated or corrupt: its header says {length} bytes, "
