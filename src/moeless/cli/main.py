@@ -1,6 +1,7 @@
 """The command ``moeless``: finds commands, and turns errors into one line and an exit code."""
 
 import gc
+import io
 import sys
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -126,6 +127,12 @@ def run(arguments: list[str]) -> int:
         return _fail("interrupted", 130)
     except MoelessError as error:
         return _fail(str(error), error.exit_code)
+    except RuntimeError as error:
+        if "home directory" not in str(error):  # as pathlib says it
+            raise
+        return _fail(
+            "no home directory is known; set HOME, or MOELESS_CACHE_DIR for what is kept", 2
+        )
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
@@ -152,6 +159,9 @@ def _fail(message: str, code: int) -> int:
 
 def main() -> None:
     """Entry point of the command ``moeless``."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # for a locale that cannot write every character
     code = run(sys.argv[1:])
     gc.freeze()  # the end of a process frees everything at once, and need not look at it first
     sys.exit(code)

@@ -1,6 +1,7 @@
 """Bad input to a command: one line that says what is wrong and what to do, and exit code 2."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -202,6 +203,61 @@ def test_inspect_prints_what_a_budget_holds(mixtral, capfd):
     assert facts["functions"] == facts["moe_layers"] * facts["experts_per_layer"]
     assert facts["bytes_of_all_functions"] == facts["functions"] * facts["bytes_per_function"]
     assert facts["serves"] is True
+
+
+def test_inspect_refuses_what_serve_refuses(fails, broken):
+    path = broken / "model.safetensors"
+    tensors = load_file(path)
+    for lost in ("model.norm.weight", "q_proj", "gate.weight"):
+        kept = {key: tensor for key, tensor in tensors.items() if not key.endswith(lost)}
+        kept = {key: tensor for key, tensor in kept.items() if lost not in key}
+        save_file(kept, path, {"format": "pt"})
+        said = fails("inspect", broken)
+        assert lost in said
+        assert said == fails("serve", broken)
+    save_file(tensors, path, {"format": "pt"})
+    for file in broken.glob("tokenizer*"):
+        file.unlink()
+    assert fails("inspect", broken) == fails("serve", broken)
+
+
+def test_without_a_home_directory_that_is_said(fails, monkeypatch):
+    def unknown(uid):
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("MOELESS_CACHE_DIR", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for model in ("demo", "~/model"):
+        assert "set HOME, or MOELESS_CACHE_DIR" in fails("inspect", model)
+
+
+def test_a_model_without_chat_template_is_asked_to_go_on_with_raw_text(fails, mixtral):
+    line = fails("generate", mixtral, "Hello", "--invoker", "inline", "--devices", "cpu:1")
+    assert f"{mixtral} has no chat template; add --raw" in line
+
+
+@pytest.mark.parametrize("utf8", [True, False])
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_words_are_utf8_whatever_the_locale(mixtral, utf8, encoding):
+    command = [sys.executable, "-m", "moeless", "generate", str(mixtral)]
+    options = ["--raw", "--max-tokens", "1", "--invoker", "inline", "--devices", "cpu:1"]
+    word = "Grüße" if utf8 else os.fsdecode("Grüße".encode("latin-1"))
+    done = subprocess.run(
+        [*command, word, *options],
+        capture_output=True,
+        env={
+            **os.environ,
+            "LC_ALL": "C",
+            "PYTHONUTF8": "0",
+            "PYTHONCOERCECLOCALE": "0",
+            "PYTHONIOENCODING": encoding,
+        },
+    )
+    said = done.stderr.decode(encoding, "replace")
+    assert done.returncode == (0 if utf8 else 2), said
+    assert ("1 answer tokens" if utf8 else "PROMPT is not UTF-8 text") in said
+    assert "Traceback" not in said
 
 
 def test_generate_answers(mixtral, capfd):

@@ -114,10 +114,12 @@ class DescribedModel:
     Args:
         spec: The routed experts.
         layout: Where their weights are stored.
+        tokenizer: Its tokenizer, or None if the directory has none.
     """
 
     spec: ModelSpec
     layout: ExpertLayout
+    tokenizer: Any | None
 
 
 def describe_model(model_dir: Path, *, model_id: str | None = None) -> DescribedModel:
@@ -138,8 +140,8 @@ def describe_model(model_dir: Path, *, model_id: str | None = None) -> Described
         spec, layout, _ = _read_checkpoint(
             model_dir, family, config, "auto", model_id, hollow=True
         )
-        _load_tokenizer(model_dir)
-    return DescribedModel(spec=spec, layout=layout)
+        tokenizer = _load_tokenizer(model_dir)
+    return DescribedModel(spec=spec, layout=layout, tokenizer=tokenizer)
 
 
 def attach_runtime(loaded: LoadedModel, runtime: Runtime | None) -> None:
