@@ -10,7 +10,7 @@ import click
 from click.exceptions import NoArgsIsHelpError
 
 from moeless import __version__
-from moeless.errors import MissingExtraError, MoelessError
+from moeless.errors import MissingExtraError, MoelessError, find_os_error, is_exhausted, os_reason
 
 ENTRY_POINT_GROUP = "moeless.commands"
 """Installed packages add commands through this entry-point group."""
@@ -127,12 +127,6 @@ def run(arguments: list[str]) -> int:
         return _fail("interrupted", 130)
     except MoelessError as error:
         return _fail(str(error), error.exit_code)
-    except RuntimeError as error:
-        if "home directory" not in str(error):  # as pathlib says it
-            raise
-        return _fail(
-            "no home directory is known; set HOME, or MOELESS_CACHE_DIR for what is kept", 2
-        )
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
@@ -141,7 +135,23 @@ def run(arguments: list[str]) -> int:
             f"{error.name} is not installed; run pip install 'moeless[{extra}]'"
         )
         return _fail(str(missing), missing.exit_code)
+    except Exception as error:
+        told = _tell_surroundings(error)
+        if told is None:
+            raise
+        return _fail(*told)
     return result if isinstance(result, int) else 0
+
+
+def _tell_surroundings(error: Exception) -> tuple[str, int] | None:
+    """What is wrong around the program, wherever it was noticed; None for anything else."""
+    refused = find_os_error(error)
+    if refused is not None and is_exhausted(refused):
+        where = f"{refused.filename}: " if refused.filename else ""
+        return f"{where}{os_reason(refused)}", 1
+    if isinstance(error, RuntimeError) and "home directory" in str(error):  # as pathlib says it
+        return "no home directory is known; set HOME, or MOELESS_CACHE_DIR for what is kept", 2
+    return None
 
 
 def _say_what_to_do(context: click.Context | None) -> str:

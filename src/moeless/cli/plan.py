@@ -9,7 +9,7 @@ import click
 
 from moeless.core.cluster import parse_bytes, parse_speeds
 from moeless.core.whole_file import written_whole
-from moeless.errors import ConfigError
+from moeless.errors import ConfigError, os_reason
 
 if TYPE_CHECKING:
     from moeless.bootstrap.placements.placement_plan import PlacementPlan, PlacementTask
@@ -254,4 +254,4 @@ def _write(text: str, path: Path) -> None:
         with written_whole(path) as part:
             part.write_text(text, "utf8")
     except OSError as error:
-        raise ConfigError(f"-o {path}: cannot be written ({error.strerror})") from error
+        raise ConfigError(f"-o {path}: cannot be written ({os_reason(error)})") from error

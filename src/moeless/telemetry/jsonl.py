@@ -11,7 +11,7 @@ import numpy as np
 
 from moeless.core import events
 from moeless.core.events import Event
-from moeless.errors import ConfigError
+from moeless.errors import ConfigError, os_reason
 
 _START = b'{"event": "'
 """How every line begins."""
@@ -42,7 +42,7 @@ class JsonlSink:
                 os.fchmod(descriptor, 0o600)
         except OSError as error:
             raise ConfigError(
-                f"cannot write events to {path}: {error.strerror}; name a file in a directory "
+                f"cannot write events to {path}: {os_reason(error)}; name a file in a directory "
                 f"that you may write to"
             ) from error
         self._file = os.fdopen(descriptor, "w", encoding="utf-8", buffering=1)

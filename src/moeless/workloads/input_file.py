@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any, Final
 
-from moeless.errors import TraceError
+from moeless.errors import TraceError, os_reason
 
 MAX_COPY_BYTES: Final = 4 * 2**30
 """What is piped or compressed may not be larger: it takes as much of the temporary folder."""
@@ -42,7 +42,7 @@ def require_file(path: Path, wanted: str) -> None:
     except FileNotFoundError as error:
         raise TraceError(f"{path}: no such file; name {wanted}") from error
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+        reason = os_reason(error) if isinstance(error, OSError) else error
         raise TraceError(f"{path}: cannot be opened ({reason}); name {wanted}") from error
     if not stat.S_ISREG(mode):
         kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
@@ -69,7 +69,7 @@ def as_file(path: Path) -> Iterator[Path]:
         try:
             plain = _make_plain(path, name, held)
         except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
-            reason = getattr(error, "strerror", None) or error
+            reason = os_reason(error) if isinstance(error, OSError) else error
             raise TraceError(f"{name}: cannot be read ({reason}); copy it again") from error
         try:
             yield plain

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from moeless.errors import ConfigError, MissingExtraError, RequestError, TraceError
+from moeless.errors import ConfigError, MissingExtraError, RequestError, TraceError, os_reason
 from moeless.workloads.input_file import require_file
 from moeless.workloads.json_array import read_elements
 from moeless.workloads.prompt_record import PLAIN_FIELDS, TURN_FIELDS, find_prompt
@@ -54,7 +54,7 @@ def read_prompts(source: str, limit: int | None = None) -> list[str]:
     except UnicodeDecodeError as error:
         raise TraceError(f"{name}: not UTF-8 text ({error.reason}); convert the file") from error
     except OSError as error:
-        raise TraceError(f"{name}: cannot be read ({error.strerror or error})") from error
+        raise TraceError(f"{name}: cannot be read ({os_reason(error)})") from error
     if not found:
         raise TraceError(f"{name}: no prompts in it; name another source")
     return found

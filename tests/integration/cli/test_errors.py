@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -258,6 +259,44 @@ def test_words_are_utf8_whatever_the_locale(mixtral, utf8, encoding):
     assert done.returncode == (0 if utf8 else 2), said
     assert ("1 answer tokens" if utf8 else "PROMPT is not UTF-8 text") in said
     assert "Traceback" not in said
+
+
+_NEEDS = "import resource, sys; resource.setrlimit(resource.{}, ({}, {}));"
+_RUNS = "from moeless.cli.main import run; sys.exit(run(sys.argv[1:]))"
+LARGEST = (
+    "File too large: the limit is 512 bytes in one file, shared memory included; .* ulimit -f"
+)
+OPEN = "Too many open files: the limit is 24 open files; raise it with ulimit -n"
+ANSWER = ["--raw", "--max-tokens", "2"]
+RECORD = ["--max-tokens", "1", "--limit", "2", "--prompts"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "command", "said"),
+    [
+        ("FSIZE", ["generate", "MODEL", "Hello", *ANSWER], LARGEST),
+        ("NOFILE", ["generate", "MODEL", "Hello", *ANSWER], OPEN),
+        ("FSIZE", ["record", "MODEL", *RECORD, "PROMPTS", "--out", "OUT/r.npz"], LARGEST),
+        ("FSIZE", ["record", "MODEL", *RECORD, "PROMPTS", "--gate-inputs", "OUT/g"], LARGEST),
+        ("FSIZE", ["plan", "LOADS", "--output", "json", "-o", "OUT/p.json"], LARGEST),
+        ("FSIZE", ["serve", "MODEL", "--port", "0", "--ledger", "OUT/l"], LARGEST),
+    ],
+)
+def test_a_resource_that_runs_out_is_told_with_its_limit(mixtral, tmp_path, limit, command, said):
+    (tmp_path / "prompts.txt").write_text("Hello\nHello again\n")
+    (tmp_path / "loads.csv").write_text("\n".join(["5,1,2,4"] * 40))
+    names = {"MODEL": str(mixtral), "OUT": str(tmp_path)}
+    names |= {"PROMPTS": str(tmp_path / "prompts.txt"), "LOADS": str(tmp_path / "loads.csv")}
+    words = [names.get(word, word.replace("OUT", str(tmp_path))) for word in command]
+    value = 24 if limit == "NOFILE" else 512
+    script = _NEEDS.format(f"RLIMIT_{limit}", value, value) + _RUNS
+    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert re.search(rf"moeless: error: .*{said}", last), done.stderr
+    assert "malformed" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (1, 2)
+    assert not (tmp_path / "p.json").exists()
 
 
 def test_generate_answers(mixtral, capfd):

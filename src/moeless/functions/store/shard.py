@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from moeless.errors import CheckpointError
+from moeless.errors import CheckpointError, os_reason
 
 ITEM_BYTES: dict[str, int] = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -121,7 +121,7 @@ class Shard:
                 count = os.preadv(opened.file.number, [piece], offset + done)
             except OSError as error:
                 raise CheckpointError(
-                    f"tensor {key}: shard {self.path} cannot be read ({error.strerror}); "
+                    f"tensor {key}: shard {self.path} cannot be read ({os_reason(error)}); "
                     f"check the disk or download the shard again"
                 ) from error
             if count == 0:
@@ -181,7 +181,8 @@ class Shard:
                 raise CheckpointError(f"shard {self.path} is missing; download it") from error
             except OSError as error:
                 raise CheckpointError(
-                    f"shard {self.path} cannot be opened ({error.strerror}); check its permissions"
+                    f"shard {self.path} cannot be opened ({os_reason(error)}); check its "
+                    f"permissions"
                 ) from error
             status = os.fstat(file.number)
             entries = _read_header(self.path, file.number, status.st_size)

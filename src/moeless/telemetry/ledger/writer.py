@@ -14,6 +14,7 @@ from moeless.telemetry.ledger.file import (
     begin_run,
     end_run,
     forget_before,
+    ledger_reason,
     open_ledger,
     write_usage,
 )
@@ -127,7 +128,9 @@ class LedgerWriter:
                 forget_before(self._connection, now_s - self._config.keep_days * _DAY_S)
         except Exception as exc:  # noqa: BLE001 - a full disk must not end serving
             if not self._failing:
-                _log.error("usage cannot be written to %s: %s", self._config.path, exc)
+                _log.error(
+                    "usage cannot be written to %s: %s", self._config.path, ledger_reason(exc)
+                )
             self._failing = True
         else:
             if self._failing:

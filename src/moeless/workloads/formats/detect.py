@@ -3,7 +3,7 @@
 import zipfile
 from pathlib import Path
 
-from moeless.errors import TraceError
+from moeless.errors import TraceError, os_reason
 from moeless.workloads.formats.arrays import holds_ids, read_npy
 from moeless.workloads.formats.trtllm import META
 from moeless.workloads.formats.vllm import NAMES as VLLM_NAMES
@@ -72,7 +72,7 @@ def require_content(path: Path) -> None:
         with path.open("rb") as file:
             head = file.read(2)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+        reason = os_reason(error) if isinstance(error, OSError) else error
         raise TraceError(f"{path}: cannot be read ({reason})") from error
     if not head:
         raise TraceError(f"{path}: the file is empty; record again")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from moeless.errors import ConfigError, TraceError
+from moeless.errors import ConfigError, TraceError, os_reason
 from moeless.workloads.formats.arrays import as_array, holds_ids, loads_of_array, read_npy
 from moeless.workloads.formats.checks import refuse_other_model, refuse_partial, refuse_repeats
 from moeless.workloads.formats.csv_table import read_csv_loads
@@ -51,7 +51,7 @@ def read_loads(
         try:
             loads = _read(file, name, load_torch, declared, chosen=format_name is not None)
         except OSError as error:
-            raise TraceError(f"{file}: cannot be read ({error.strerror or error})") from error
+            raise TraceError(f"{file}: cannot be read ({os_reason(error)})") from error
     refuse_other_model(loads, declared)
     refuse_repeats(loads)
     if not allow_partial:
