@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from moeless.bootstrap.serving.engine import find_model
+from moeless.bootstrap.serving.engine import find_model, require_tokenizer
 from moeless.core.cluster import Device
 
 
@@ -21,8 +21,8 @@ def inspect_model(
         Facts by name, ready for JSON; sizes in bytes.
 
     Raises:
-        CheckpointError: The model cannot be read, or an expert is missing.
-        ModelError: A dense model or an unknown family.
+        CheckpointError: The model cannot be read, or a weight is missing.
+        ModelError: A dense model, an unknown family, or no tokenizer.
     """
     directory = find_model(name)
     from moeless.engines.transformers.loader import describe_model
@@ -30,6 +30,7 @@ def inspect_model(
     from moeless.functions.store import ExpertStore
 
     described = describe_model(directory)
+    require_tokenizer(described.tokenizer, directory)
     spec = described.spec
     with ExpertStore(directory, described.layout, spec) as store:
         store.validate()

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from moeless.errors import ConfigError
+from moeless.errors import ConfigError, os_reason
 from moeless.telemetry.ledger.file import open_ledger
 from moeless.telemetry.ledger.usage import (
     Grouping,
@@ -126,7 +126,7 @@ def usage(
         else:
             out.write_text(text, encoding="utf-8")
     except OSError as exc:
-        raise ConfigError(f"--out {out} cannot be written: {exc.strerror}") from None
+        raise ConfigError(f"--out {out} cannot be written: {os_reason(exc)}") from None
 
 
 def _as_csv(table: UsageTable) -> str:

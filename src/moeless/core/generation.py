@@ -5,7 +5,9 @@ This module must not know any engine, any web framework, or how experts are serv
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from moeless.errors import RequestError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -176,3 +178,26 @@ class TextEngine(Protocol):
     def stats(self) -> EngineStats:
         """The current state."""
         ...
+
+
+def read_content(content: Any) -> str:
+    """The text of a chat message: its content itself, or text parts joined by line ends.
+
+    Args:
+        content: As JSON has it.
+
+    Raises:
+        RequestError: Anything else; the message names the part.
+    """
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise RequestError("must be a string or a list of text parts")
+    for position, part in enumerate(content):
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise RequestError(f"part {position} must be an object with a type")
+        if part["type"] != "text":
+            raise RequestError(f"part {position} is not of type text: only text is supported")
+        if part.keys() != {"type", "text"} or not isinstance(part["text"], str):
+            raise RequestError(f"part {position} must have type and text and nothing else")
+    return "\n".join(part["text"] for part in content)

@@ -13,7 +13,7 @@ from typing import Any, cast
 import uvicorn
 from fastapi import FastAPI
 
-from moeless.errors import ConfigError
+from moeless.errors import ConfigError, os_reason
 from moeless.server.connections import ConnectionGuard, GuardedProtocol
 from moeless.server.state import ServerState
 
@@ -181,4 +181,4 @@ def _explain(exc: OSError, host: str, port: int, location: Any) -> str:
         return f"port {port} needs privileges: use --port with 1024 or more"
     if exc.errno == errno.EADDRNOTAVAIL:
         return f"host {location[0]} is not an address of this machine: use --host"
-    return f"cannot listen at {host} port {port}: {exc.strerror}"
+    return f"cannot listen at {host} port {port}: {os_reason(exc)}"

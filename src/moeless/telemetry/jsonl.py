@@ -13,7 +13,7 @@ import numpy as np
 
 from moeless.core import events
 from moeless.core.events import Event, EventsLost
-from moeless.errors import ConfigError
+from moeless.errors import ConfigError, os_reason
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class JsonlSink:
                 os.fchmod(descriptor, 0o600)
         except OSError as error:
             raise ConfigError(
-                f"cannot write events to {path}: {error.strerror}; name a file in a directory "
+                f"cannot write events to {path}: {os_reason(error)}; name a file in a directory "
                 f"that you may write to"
             ) from error
         self._path = path

@@ -3,8 +3,8 @@
 import httpx
 import pytest
 
-from effort import PATIENCE_S
-from fakes.live_server import serve, wait_until
+from effort import PATIENCE_S, wait_until
+from fakes.live_server import serve
 from fakes.sse import parse_events, texts_by_index
 from fakes.text_engine import FakeTextEngine
 from moeless.errors import EngineError, FunctionError, RequestError, UnavailableError

@@ -91,6 +91,16 @@ def find_model(name: str, *, progress: Progress = lambda _: None) -> Path:
     return resolve_model(name)
 
 
+def require_tokenizer(tokenizer: object, directory: Path) -> None:
+    """Refuse to serve a model without a tokenizer.
+
+    Raises:
+        ModelError: It is None.
+    """
+    if tokenizer is None:
+        raise ModelError(f"{directory} has no tokenizer; add tokenizer.json and its configuration")
+
+
 def served_model_id(config: EngineConfig) -> str:
     """The id that clients must send: the one asked for, or the last part of the model's name."""
     return config.model_id or Path(config.model).expanduser().resolve().name
@@ -140,8 +150,7 @@ def start_engine(
     torch.set_num_threads(config.threads or _default_threads(experts))
     progress("loading everything but the experts")
     loaded = load_engine_model(directory, dtype=config.dtype, model_id=served_model_id(config))
-    if loaded.tokenizer is None:
-        raise ModelError(f"{directory} has no tokenizer; add tokenizer.json and its configuration")
+    require_tokenizer(loaded.tokenizer, directory)
     if template is not None:
         use_chat_template(loaded.tokenizer, template)
     why = f" ({experts.invoker_reason})" if experts.invoker_reason else ""

@@ -27,6 +27,8 @@ from moeless.engines.transformers.weightless import (
 )
 from moeless.errors import CheckpointError, ConfigError
 from moeless.functions.store.index import CheckpointIndex
+from moeless.functions.store.shard import refuse_pointer
+from moeless.functions.store.sources import check_expert_count
 
 _DTYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
@@ -93,15 +95,7 @@ def load_engine_model(
         raise ConfigError(f"dtype {dtype!r} is not known; use auto, {', '.join(DTYPE_BYTES)}")
     with _quiet():
         family, config = read_config(model_dir)
-        check_quantization(config, model_dir)
-        index = CheckpointIndex(model_dir)
-        try:
-            _settle_dtype(config, family, index, dtype)
-            spec = family.spec(config, model_id or model_dir.resolve().name)
-            layout = family.layout(config, index)
-            model = _build(model_dir, family, config, index)
-        finally:
-            index.close()
+        spec, layout, model = _read_checkpoint(model_dir, family, config, dtype, model_id)
         tokenizer = _load_tokenizer(model_dir)
     return LoadedModel(
         model=model,
@@ -122,14 +116,18 @@ class DescribedModel:
     Args:
         spec: The routed experts.
         layout: Where their weights are stored.
+        tokenizer: Its tokenizer, or None if the directory has none.
     """
 
     spec: ModelSpec
     layout: ExpertLayout
+    tokenizer: Any | None
 
 
 def describe_model(model_dir: Path, *, model_id: str | None = None) -> DescribedModel:
-    """Read a model's configuration and its weights' headers, and nothing else.
+    """Read a model's configuration, its weights' headers and its tokenizer, and nothing else.
+
+    What ``load_engine_model`` would refuse for what these say is refused here, too.
 
     Args:
         model_dir: Holds ``config.json`` and safetensors weights.
@@ -141,16 +139,11 @@ def describe_model(model_dir: Path, *, model_id: str | None = None) -> Described
     """
     with _quiet():
         family, config = read_config(model_dir)
-        check_quantization(config, model_dir)
-        index = CheckpointIndex(model_dir)
-        try:
-            _settle_dtype(config, family, index, "auto")
-            return DescribedModel(
-                spec=family.spec(config, model_id or model_dir.resolve().name),
-                layout=family.layout(config, index),
-            )
-        finally:
-            index.close()
+        spec, layout, _ = _read_checkpoint(
+            model_dir, family, config, "auto", model_id, hollow=True
+        )
+        tokenizer = _load_tokenizer(model_dir)
+    return DescribedModel(spec=spec, layout=layout, tokenizer=tokenizer)
 
 
 def attach_runtime(loaded: LoadedModel, runtime: Runtime | None) -> None:
@@ -173,6 +166,12 @@ def read_config(model_dir: Path) -> tuple[Family, Any]:
         ModelError: A dense model, or an unknown family.
     """
     path = model_dir / "config.json"
+    if not path.is_file() and any(model_dir.glob("*.gguf")):
+        raise CheckpointError(
+            f"{model_dir} holds GGUF files; only safetensors are read: download the original model"
+        )
+    for name in ("config.json", "generation_config.json", *_TOKENIZER_FILES):
+        refuse_pointer(model_dir / name)
     if not path.is_file():
         raise CheckpointError(f"{model_dir} has no config.json; give a model directory")
     try:
@@ -189,6 +188,28 @@ def read_config(model_dir: Path) -> tuple[Family, Any]:
     except Exception as error:
         raise CheckpointError(f"{path} cannot be used: {_first_line(error)}") from error
     return family, config
+
+
+def _read_checkpoint(
+    model_dir: Path,
+    family: Family,
+    config: Any,
+    dtype: str,
+    model_id: str | None,
+    *,
+    hollow: bool = False,
+) -> tuple[ModelSpec, ExpertLayout, Any]:
+    """The experts, where they are stored, and the model without them."""
+    check_quantization(config, model_dir)
+    index = CheckpointIndex(model_dir)
+    try:
+        _settle_dtype(config, family, index, dtype)
+        spec = family.spec(config, model_id or model_dir.resolve().name)
+        layout = family.layout(config, index)
+        check_expert_count(index, layout, spec)
+        return spec, layout, _build(model_dir, family, config, index, hollow=hollow)
+    finally:
+        index.close()
 
 
 def _settle_dtype(config: Any, family: Family, index: CheckpointIndex, dtype: str) -> None:
@@ -209,9 +230,11 @@ def _settle_dtype(config: Any, family: Family, index: CheckpointIndex, dtype: st
     config.dtype = text.dtype = getattr(torch, name)
 
 
-def _build(model_dir: Path, family: Family, config: Any, index: CheckpointIndex) -> Any:
+def _build(
+    model_dir: Path, family: Family, config: Any, index: CheckpointIndex, *, hollow: bool
+) -> Any:
     text = family.text_config(config)
-    weights = EngineWeights(index, family, config, text.dtype)
+    weights = EngineWeights(index, family, config, text.dtype, hollow=hollow)
     state_dict = weights.state_dict()
     # Weights are decoded while they are read; transformers must not look for quantised ones.
     for part in (config, text):
@@ -229,11 +252,18 @@ def _build(model_dir: Path, family: Family, config: Any, index: CheckpointIndex)
                 generation_config=_load_generation_config(model_dir),
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # told below, by name
             )
         except Exception as error:
             if weights.failure is not None:
                 raise weights.failure from error
             raise CheckpointError(f"{model_dir} cannot be loaded: {_first_line(error)}") from error
+    if info["mismatched_keys"]:
+        name, stored, expected = min(info["mismatched_keys"])
+        raise CheckpointError(
+            f"key {name} of {model_dir} is {list(stored)}, expected {list(expected)}: config.json "
+            f"and the weights do not belong together"
+        )
     if info["missing_keys"]:
         names = sorted(info["missing_keys"])
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from moeless.core.checkpoint import ExpertLayout
 from moeless.core.model import ModelSpec
-from moeless.errors import FunctionError, UnavailableError
+from moeless.errors import FunctionError, UnavailableError, os_reason
 from moeless.functions.links import shared_memory
 from moeless.functions.links.board import Board
 from moeless.functions.links.channel import ChannelShape, Mailbox, ring
@@ -238,7 +238,7 @@ def _connect(socket_path: str, *, timeout_s: float) -> socket.socket:
             connection.close()
             if time.monotonic() > deadline_s:
                 raise FunctionError(
-                    f"no supervisor listens on {socket_path}: {error.strerror}"
+                    f"no supervisor listens on {socket_path}: {os_reason(error)}"
                 ) from error
             pause.wait(0.01)
         else:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from moeless.core.events import WorkerLost, WorkerStarted
 from moeless.core.model import FunctionId
 from moeless.core.ports import Clock, EventSink
-from moeless.errors import ConfigError, FunctionError
+from moeless.errors import ConfigError, FunctionError, os_reason
 from moeless.functions.links.messages import Message, close_all, receive
 from moeless.functions.platform.platform import Platform
 from moeless.functions.supervisor.config import SupervisorConfig, WorkerConfig
@@ -160,7 +160,7 @@ class Fleet:
         try:
             self._start(slot)
         except OSError as error:  # no memory or no descriptor is left
-            raise FunctionError(f"no worker can be started: {error.strerror}") from error
+            raise FunctionError(f"no worker can be started: {os_reason(error)}") from error
         return slot
 
     def retire(self, slot: Slot) -> None:

@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from moeless.errors import ConfigError
+from moeless.errors import ConfigError, os_reason
 
 _LONGEST_SOCKET = 107
 """Bytes in the path of a Unix socket."""
@@ -80,8 +80,8 @@ def make_directory(path: Path) -> PoolDirectory:
         directory.path.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{path}: no directory for a pool can be made there ({error.strerror}); name another "
-            f"one, in a folder that exists and that you may write to"
+            f"{path}: no directory for a pool can be made there ({os_reason(error)}); name "
+            f"another one, in a folder that exists and that you may write to"
         ) from error
     _check(directory, path)
     return directory

@@ -15,7 +15,7 @@ from types import FrameType
 
 from moeless.core.events import SupervisorWoken
 from moeless.core.ports import Clock, EventSink, KeepAlive
-from moeless.errors import FunctionError, MoelessError
+from moeless.errors import FunctionError, MoelessError, os_reason
 from moeless.functions.links.messages import close_all, peer_uid, receive
 from moeless.functions.platform.platform import Platform
 from moeless.functions.pool.load_limits import BATCH_BYTES, LoadLimits
@@ -29,6 +29,8 @@ from moeless.functions.supervisor.pool_directory import PoolDirectory
 _TICK_S = 0.25
 _LOOK_S = 0.01
 """How soon boards are looked at again while one engine may be in another's way."""
+
+_OWNER_COMES_S = 30.0
 
 
 class Supervisor:
@@ -123,7 +125,14 @@ class Supervisor:
             self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
             if self._owner is not None:
                 self._selector.register(self._owner, selectors.EVENT_READ, self._hear_owner)
-            self._fleet.start()
+            try:
+                self._fleet.start()
+            except OSError as error:
+                reason = f"no worker can be started: {os_reason(error)}"
+                if self._owner is None:
+                    raise FunctionError(reason) from error
+                _refuse_next(listener, reason)  # whoever started this is about to attach
+                return
             on_listening()
             next_tick_s = self._clock.now_s() + _TICK_S
             while self._running:
@@ -223,7 +232,9 @@ class Supervisor:
             self._engines.attach(connection, message)
         except MoelessError as error:
             _refuse(connection, str(error))
-        except (*MALFORMED, OSError) as error:
+        except OSError as error:
+            _refuse(connection, f"no engine can be taken: {os_reason(error)}")
+        except MALFORMED as error:
             _refuse(connection, f"malformed request: {error!r}")
 
 
@@ -231,6 +242,17 @@ def _drain(fd: int) -> None:
     with contextlib.suppress(BlockingIOError):
         while os.read(fd, 4096):
             pass
+
+
+def _refuse_next(listener: socket.socket, error: str) -> None:
+    """Tell the next who connects why nobody is served."""
+    listener.settimeout(_OWNER_COMES_S)
+    with contextlib.suppress(OSError):  # nobody came, or not for long
+        connection, _ = listener.accept()
+        received = receive(connection)
+        if received is not None:
+            close_all(received[1])
+        _refuse(connection, error)
 
 
 def _refuse(connection: socket.socket, error: str) -> None:

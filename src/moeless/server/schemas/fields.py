@@ -7,6 +7,9 @@ from typing import Annotated, Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, PlainValidator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from moeless.core.generation import read_content
+from moeless.errors import RequestError
+
 MAX_STOP_CHARS = 1024
 # Ids are 32-bit in every tokenizer; the engine knows the vocabulary's true size.
 _MAX_TOKEN_ID = 2**31
@@ -94,18 +97,10 @@ def _is_token_ids(value: Any) -> bool:
 
 
 def _parse_content(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise refuse("must be a string or a list of text parts")
-    for position, part in enumerate(value):
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise refuse(f"part {position} must be an object with a type")
-        if part["type"] != "text":
-            raise refuse(f"part {position} is not of type text: only text is supported")
-        if part.keys() != {"type", "text"} or not isinstance(part["text"], str):
-            raise refuse(f"part {position} must have type and text and nothing else")
-    return "\n".join(part["text"] for part in value)
+    try:
+        return read_content(value)
+    except RequestError as error:
+        raise refuse(str(error)) from None
 
 
 Stop = Annotated[

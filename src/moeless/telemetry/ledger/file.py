@@ -5,12 +5,14 @@ or a later value of the same period. A transaction is on disk when it has been c
 """
 
 import contextlib
+import errno
 import os
+import resource
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from moeless.errors import ConfigError
+from moeless.errors import ConfigError, os_reason
 from moeless.telemetry.ledger.meter import KEY_FIELDS, MODEL_FIELDS, Usage
 
 _PERIODS = ("key_usage", "model_usage", "function_usage")
@@ -88,14 +90,14 @@ def open_ledger(path: Path, *, create: bool) -> sqlite3.Connection:
         elif not path.is_file():
             raise ConfigError(f"{path} is not a ledger: no such file")
     except OSError as exc:
-        raise ConfigError(f"the ledger {path} cannot be opened: {exc.strerror}") from None
+        raise ConfigError(f"the ledger {path} cannot be opened: {os_reason(exc)}") from None
     # Each call commits by itself unless a transaction was begun. Threads take turns outside.
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
     try:
         _prepare(connection, path, create=create)
     except sqlite3.Error as exc:
         connection.close()
-        raise ConfigError(f"{path} cannot be used as a ledger: {exc}") from None
+        raise ConfigError(f"{path} cannot be used as a ledger: {ledger_reason(exc)}") from None
     except ConfigError:
         connection.close()
         raise
@@ -239,3 +241,14 @@ def forget_before(connection: sqlite3.Connection, limit_s: float, *, most_s: flo
         connection.execute("DELETE FROM runs WHERE seen_s < ? AND ended_s IS NOT NULL", (until_s,))
     connection.execute("PRAGMA incremental_vacuum").fetchall()
     return until_s < limit_s
+
+
+def ledger_reason(error: Exception) -> str:
+    """Why a ledger cannot be written, in words; SQLite does not tell a limit from a bad disk."""
+    failed = str(getattr(error, "sqlite_errorname", "")).startswith(
+        ("SQLITE_IOERR", "SQLITE_FULL")
+    )
+    limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
+    if failed and limited:
+        return f"{error}; if not the disk, then: {os_reason(OSError(errno.EFBIG, str(error)))}"
+    return str(error)

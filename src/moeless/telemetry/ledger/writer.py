@@ -15,6 +15,7 @@ from moeless.telemetry.ledger.file import (
     begin_run,
     end_run,
     forget_before,
+    ledger_reason,
     open_ledger,
     write_gap,
     write_usage,
@@ -166,7 +167,9 @@ class LedgerWriter:
             self._forget(now_s)
         except Exception as exc:  # noqa: BLE001 - a full disk must not end serving
             if not self._failing:
-                _log.error("usage cannot be written to %s: %s", self._config.path, exc)
+                _log.error(
+                    "usage cannot be written to %s: %s", self._config.path, ledger_reason(exc)
+                )
             self._failing = True
         else:
             if self._failing:
