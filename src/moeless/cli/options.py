@@ -149,7 +149,7 @@ def worker_options(command: _Command) -> _Command:
             show_default=True,
             metavar="SECONDS",
             help="Replace a worker that shows no sign of life for so long; for a tenth of that "
-            "while tokens wait for it.",
+            "while tokens wait for it, for six times as long where it only waits for a core.",
         ),
         click.option(
             "--spare-workers",
