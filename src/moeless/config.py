@@ -178,7 +178,8 @@ class EngineConfig:
     Args:
         model: A directory, a hub id, or ``demo``.
         model_id: The id under which it is served; None takes the directory's name.
-        dtype: ``auto`` for the checkpoint's own, or ``float32``, ``bfloat16``, ``float16``.
+        dtype: ``auto`` for the checkpoint's own, or ``float32`` where the processor is slow in
+            that and memory allows it; or ``float32``, ``bfloat16``, ``float16``.
         max_batch_size: Sequences that run at the same time.
         max_waiting: Requests that may wait beyond those.
         max_model_len: Tokens of prompt and completion; None takes the model's own limit.

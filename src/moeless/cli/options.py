@@ -179,7 +179,8 @@ def engine_options(command: _Command) -> _Command:
             type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
             default="auto",
             show_default=True,
-            help="Weights and activations; auto is the checkpoint's own.",
+            help="Weights and activations; auto is the checkpoint's own, or float32 where the "
+            "processor is slow in that and memory allows it.",
         ),
         click.option(
             "--max-batch-size",

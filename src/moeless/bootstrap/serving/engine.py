@@ -123,6 +123,7 @@ def start_engine(
     prepare_process(experts)
     import torch
 
+    from moeless.bootstrap.serving.dtype_choice import dtype_chooser
     from moeless.bootstrap.serving.engine_observer import MeteringObserver
     from moeless.bootstrap.serving.experts import check_experts_config, start_experts
     from moeless.bootstrap.serving.step_tracing import trace_steps
@@ -134,7 +135,12 @@ def start_engine(
     directory = find_model(config.model, progress=progress)
     torch.set_num_threads(config.threads or _default_threads(experts))
     progress("loading everything but the experts")
-    loaded = load_engine_model(directory, dtype=config.dtype, model_id=served_model_id(config))
+    loaded = load_engine_model(
+        directory,
+        dtype=config.dtype,
+        model_id=served_model_id(config),
+        choose_dtype=dtype_chooser(experts, tell=progress),
+    )
     if loaded.tokenizer is None:
         raise ModelError(f"{directory} has no tokenizer; add tokenizer.json and its configuration")
     progress("starting expert workers")

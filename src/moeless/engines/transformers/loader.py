@@ -1,7 +1,7 @@
 """Loads a model for the engine: all of it but the experts."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,8 @@ from moeless.errors import CheckpointError, ConfigError
 from moeless.functions.store.index import CheckpointIndex
 
 _DTYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+ChooseDtype = Callable[[ModelSpec], str]
+"""Told the model in its own dtype; says in which one to compute."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
 
@@ -70,14 +72,19 @@ class LoadedModel:
 
 
 def load_engine_model(
-    model_dir: Path, *, dtype: str = "auto", model_id: str | None = None
+    model_dir: Path,
+    *,
+    dtype: str = "auto",
+    model_id: str | None = None,
+    choose_dtype: ChooseDtype | None = None,
 ) -> LoadedModel:
     """Load everything but the experts; nothing is downloaded and no remote code is run.
 
     Args:
         model_dir: Holds ``config.json``, safetensors weights and, usually, a tokenizer.
-        dtype: ``auto`` for the configuration's, or ``float32``, ``bfloat16``, ``float16``.
+        dtype: ``auto``, or ``float32``, ``bfloat16``, ``float16``.
         model_id: The id under which the model is served; the directory's name by default.
+        choose_dtype: Asked for the meaning of ``auto``; None takes the configuration's.
 
     Returns:
         The model; its experts raise until ``attach_runtime`` was called.
@@ -96,6 +103,8 @@ def load_engine_model(
         try:
             _settle_dtype(config, family, index, dtype)
             spec = family.spec(config, model_id or model_dir.resolve().name)
+            if dtype == "auto" and choose_dtype is not None:
+                spec = _change_dtype(config, family, spec, choose_dtype)
             layout = family.layout(config, index)
             model = _build(model_dir, family, config, index)
         finally:
@@ -126,12 +135,15 @@ class DescribedModel:
     layout: ExpertLayout
 
 
-def describe_model(model_dir: Path, *, model_id: str | None = None) -> DescribedModel:
+def describe_model(
+    model_dir: Path, *, model_id: str | None = None, choose_dtype: ChooseDtype | None = None
+) -> DescribedModel:
     """Read a model's configuration and its weights' headers, and nothing else.
 
     Args:
         model_dir: Holds ``config.json`` and safetensors weights.
         model_id: Its id; the directory's name by default.
+        choose_dtype: As for ``load_engine_model``.
 
     Raises:
         CheckpointError: A file or tensor is missing, damaged or quantised in an unknown way.
@@ -143,10 +155,10 @@ def describe_model(model_dir: Path, *, model_id: str | None = None) -> Described
         index = CheckpointIndex(model_dir)
         try:
             _settle_dtype(config, family, index, "auto")
-            return DescribedModel(
-                spec=family.spec(config, model_id or model_dir.resolve().name),
-                layout=family.layout(config, index),
-            )
+            spec = family.spec(config, model_id or model_dir.resolve().name)
+            if choose_dtype is not None:
+                spec = _change_dtype(config, family, spec, choose_dtype)
+            return DescribedModel(spec=spec, layout=family.layout(config, index))
         finally:
             index.close()
 
@@ -205,6 +217,17 @@ def _settle_dtype(config: Any, family: Family, index: CheckpointIndex, dtype: st
             f"ask for {', '.join(DTYPE_BYTES)}"
         )
     config.dtype = text.dtype = getattr(torch, name)
+
+
+def _change_dtype(
+    config: Any, family: Family, spec: ModelSpec, choose_dtype: ChooseDtype
+) -> ModelSpec:
+    """Write the chosen dtype into the configuration; returns the model in it."""
+    name = choose_dtype(spec)
+    if name == spec.expert.dtype:
+        return spec
+    config.dtype = family.text_config(config).dtype = getattr(torch, name)
+    return family.spec(config, spec.model_id)
 
 
 def _build(model_dir: Path, family: Family, config: Any, index: CheckpointIndex) -> Any:
