@@ -82,6 +82,8 @@ class ProcessInvoker:
         self._segments = segments
         self._posted = []
         board = self._client.board
+        if board.fence is not None:
+            board.fence()  # a worker that was seen to be warm has been counted by now
         for device, segments_n3 in enumerate(segments):
             if len(segments_n3):
                 generation = int(board.device_generation_D[device])
@@ -121,7 +123,7 @@ class ProcessInvoker:
             self._client.check_alive()
             gone = not board.device_up_D[device]
             if gone or board.device_generation_D[device] != generation:
-                return mailbox.answered >= seq
+                return mailbox.has_answered(seq)
             glances += 1
             if glances % _GLANCES_PER_DOUBT == 0:
                 # One that hangs may still write into the shared rows: it has to be gone before

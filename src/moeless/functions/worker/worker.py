@@ -21,14 +21,7 @@ from moeless.errors import CheckpointError, MoelessError
 from moeless.functions.host.host import ExpertHost
 from moeless.functions.host.order_queue import OrderQueue
 from moeless.functions.links import shared_memory
-from moeless.functions.links.channel import (
-    SPIN_IS_SAFE,
-    ChannelShape,
-    Mailbox,
-    hush,
-    new_doorbell,
-    ring,
-)
+from moeless.functions.links.channel import ChannelShape, Mailbox, hush, new_doorbell, ring
 from moeless.functions.links.messages import Message, close_all, receive, send
 from moeless.functions.links.payload import Payload
 from moeless.functions.links.pulse import Pulse
@@ -68,7 +61,7 @@ class Worker:
         self._connection = connection
         self._pulse = pulse
         self._host = ExpertHost(device)
-        self._spin_s = spin_s if SPIN_IS_SAFE else 0.0
+        self._spin_s = spin_s
         self._engines: dict[int, _Engine] = {}
         self._changed_bell = new_doorbell()
         self._changed = True
