@@ -1,5 +1,6 @@
 """``moeless generate``: one answer, in this terminal."""
 
+import os
 import sys
 import time
 from typing import Any
@@ -30,8 +31,7 @@ def generate(model: str, prompt: str, raw: bool, **options: Any) -> None:
       moeless generate demo "What is the capital of France?"
       moeless generate ./OLMoE-1B-7B "Once upon a time" --raw --devices cpu:1
     """
-    if prompt == "-":
-        prompt = sys.stdin.read()
+    prompt = _read(prompt)
     experts = experts_config(options)
     engine = engine_config(model, options)
     from moeless.bootstrap.serving.engine import start_engine
@@ -73,3 +73,16 @@ def generate(model: str, prompt: str, raw: bool, **options: Any) -> None:
         )
     finally:
         running.close()
+
+
+def _read(prompt: str) -> str:
+    """The prompt as text; bytes that the locale does not know are taken as UTF-8."""
+    try:
+        text = sys.stdin.read() if prompt == "-" else prompt
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            return os.fsencode(text).decode("utf-8")
+    except UnicodeError as error:
+        raise click.UsageError(
+            f"PROMPT is not text in the encoding of this terminal, nor UTF-8: {error}"
+        ) from error
+    return text

@@ -1,6 +1,7 @@
 """The command ``moeless``: finds commands, and turns errors into one line and an exit code."""
 
 import gc
+import io
 import sys
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -152,6 +153,9 @@ def _fail(message: str, code: int) -> int:
 
 def main() -> None:
     """Entry point of the command ``moeless``."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # models answer in more than a locale may know
     code = run(sys.argv[1:])
     gc.freeze()  # the end of a process frees everything at once, and need not look at it first
     sys.exit(code)
