@@ -34,6 +34,8 @@ def mixtral(folder):
     tokenizer = make_tokenizer()
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(directory)
+    for file in directory.iterdir():
+        file.chmod(0o644)
     return directory
 
 
@@ -111,16 +113,21 @@ def as_nobody():
     if os.getuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("only root, with setpriv, can become somebody else")
     path = Path(sys.executable)
-    for folder in path.parents:
+    for folder in [*path.parents, *path.resolve().parents]:
         if not folder.stat().st_mode & 0o005:
             pytest.skip(f"{folder} cannot be read by others")
     user = ["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]
     return ["setpriv", *user, "--bounding-set=-all"]
 
 
-def test_as_a_user_without_rights_and_without_a_home(mixtral, as_nobody, tmp_path):
-    environment = {"PYTHONPATH": SOURCES, "HOME": "/proc/nowhere"}
+def test_as_a_user_without_rights_and_without_a_home(mixtral, as_nobody):
+    temporary = mixtral.parent / "temporary"
+    temporary.mkdir(mode=0o700)
+    os.chown(temporary, 65534, 65534)
+    environment = {"PYTHONPATH": SOURCES, "HOME": "/proc/nowhere", "TMPDIR": str(temporary)}
     generates(mixtral, before=as_nobody, environment=environment)
+    # What it compiled is there for the next process; sockets are not left.
+    assert [left.name for left in temporary.glob("moeless-*")] == ["moeless-compiled-65534"]
 
 
 def test_a_model_that_may_not_be_read_is_refused(mixtral, as_nobody):
