@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest tests --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-rest test-all fuzz soak browser serve lint types bench docs clean help
+.PHONY: demo test test-rest test-all test-portable fuzz soak browser serve lint types bench docs clean help
 
 help:  ## Show the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: $(PYTHON) is missing; install Python 3.11 or set PYTHON=..." >&2; exit 2; }
@@ -29,6 +29,18 @@ test-rest: $(STAMP)  ## What make test leaves out: slow tests, and those of hypo
 	MOELESS_TESTS=all $(PYTEST) -m "slow or hypothesis"
 
 test-all: test test-rest  ## All tests (10 minutes)
+
+# A processor without bfloat16 and AVX-512, whose memory keeps no order, and a system that grants no real-time priority.
+PORTABLE := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx2,+fma,+f16c,+bmi2 \
+	MOELESS_WITHOUT="bfloat16 float16 bfloat16-loops ordered-memory real-time"
+# What depends on any of that: arithmetic, what processes share, who goes first, which dtype is chosen.
+PORTABLE_TESTS := $(addprefix tests/unit/,functions/test_host.py functions/test_bfloat16_products.py \
+	functions/test_row_classes.py functions/test_channel.py functions/test_board.py functions/test_load_intake.py \
+	functions/test_ordering.py core/test_processor.py bootstrap/test_precedence.py bootstrap/test_dtype_choice.py) \
+	$(addprefix tests/integration/,equality functions/test_engines.py generation/test_dtype.py)
+
+test-portable: $(STAMP)  ## What depends on the processor once more, with its abilities switched off
+	$(PORTABLE) $(BIN)/python -m pytest $(PORTABLE_TESTS) --numprocesses $(TEST_PROCESSES) --dist loadfile
 
 fuzz: $(STAMP)  ## Requests made up from the OpenAPI document, against a real server (3 minutes)
 	MOELESS_FUZZ_EXAMPLES=60 $(BIN)/python -m pytest tests/integration/serving/test_fuzz.py

@@ -111,12 +111,14 @@ class ExpertsConfig:
         spin_us: How long processes look for each other's messages before they sleep, in
             microseconds; None decides by the number of cores.
         max_rows: Tokens per invocation; longer inputs come in pieces.
-        invocation_timeout_s: How long a worker may take for one invocation before it is replaced.
+        invocation_timeout_s: The most that a worker may take for one invocation before it is
+            replaced; as a rule less, by what it was sent and how fast it has been so far.
         live_speeds: Whether a device that computes much slower than the others gets fewer tokens
             and, if that lasts, fewer experts; only policies that split by time heed it, and not
             while events are recorded.
         worker_silence_s: How long a worker may show no sign of life before it is replaced; a tenth
-            of that, at least a second, while tokens wait for it.
+            of that, at least a second, while tokens wait for it, and six times as much where it
+            only waits for a core.
         spare_workers: Workers that stand by, libraries loaded, to take the place of lost ones.
         linger_s: How long workers outlive an engine that vanished without a word.
         events: File to append events to: plans, loads, evictions, lost workers; one JSON object
@@ -139,7 +141,7 @@ class ExpertsConfig:
     worker_threads: int | None = None
     spin_us: int | None = None
     max_rows: int = 4096
-    invocation_timeout_s: float = 60.0
+    invocation_timeout_s: float = 600.0
     live_speeds: bool = True
     worker_silence_s: float = 10.0
     spare_workers: int = 0
@@ -182,7 +184,8 @@ class EngineConfig:
     Args:
         model: A directory, a hub id, or ``demo``.
         model_id: The id under which it is served; None takes the directory's name.
-        dtype: ``auto`` for the checkpoint's own, or ``float32``, ``bfloat16``, ``float16``.
+        dtype: ``auto`` for the checkpoint's own, or ``float32`` where the processor is slow in
+            that and memory allows it; or ``float32``, ``bfloat16``, ``float16``.
         max_batch_size: Sequences that run at the same time.
         max_waiting: Requests that may wait beyond those.
         max_model_len: Tokens of prompt and completion; None takes the model's own limit.

@@ -158,7 +158,7 @@ def worker_options(command: _Command) -> _Command:
             show_default=True,
             metavar="SECONDS",
             help="Replace a worker that shows no sign of life for so long; for a tenth of that "
-            "while tokens wait for it.",
+            "while tokens wait for it, for six times as long where it only waits for a core.",
         ),
         click.option(
             "--spare-workers",
@@ -188,7 +188,8 @@ def engine_options(command: _Command) -> _Command:
             type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
             default="auto",
             show_default=True,
-            help="Weights and activations; auto is the checkpoint's own.",
+            help="Weights and activations; auto is the checkpoint's own, or float32 where the "
+            "processor is slow in that and memory allows it.",
         ),
         click.option(
             "--max-batch-size",

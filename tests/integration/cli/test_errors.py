@@ -40,7 +40,7 @@ def fails(capfd):
         lines = [
             line
             for line in capfd.readouterr().err.splitlines()
-            if not line.startswith(("moeless: loading", "moeless: starting"))
+            if not line.startswith(("moeless: loading", "moeless: starting", "moeless: computing"))
         ]
         assert len(lines) == 1, lines
         assert lines[0].startswith("moeless: error: ")

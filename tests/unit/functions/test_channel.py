@@ -97,9 +97,10 @@ def test_a_request_is_read_as_it_was_written(mailbox):
     assert mailbox.post(layer=9, rows=5, segments_n3=segments_n3) == 1
     assert mailbox.request() == (1, 9, 5, 2)
     assert mailbox.segments_n3[:2].tolist() == segments_n3.tolist()
-    assert (mailbox.requested, mailbox.answered) == (1, 0)
+    assert (mailbox.requested, mailbox.has_answered(1)) == (1, False)
     mailbox.answer(1, busy_ns=42)
-    assert (mailbox.answered, mailbox.busy_ns) == (1, 42)
+    assert (mailbox.has_answered(1), mailbox.has_answered(2)) == (True, False)
+    assert mailbox.busy_ns == 42
 
 
 def test_a_mailbox_has_room_for_one_segment_per_expert(mailbox):

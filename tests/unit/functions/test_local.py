@@ -185,9 +185,3 @@ def test_a_wait_that_takes_too_long_ends_and_says_for_what(start):
         client.demand(layer=0, experts=experts)
         with pytest.raises(UnavailableError, match=f"layer 0: {text} not loaded within 0 s"):
             client.await_demand(99, timeout_s=0.0)
-
-
-def test_devices_of_this_process_cannot_be_replaced(start):
-    client, _, _ = start()
-    with pytest.raises(UnavailableError, match="device 1: no answer"):
-        client.give_up(1, reason="no answer")

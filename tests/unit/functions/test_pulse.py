@@ -35,3 +35,25 @@ def test_a_pulse_goes_on_beating_by_itself(region):
     while watched.last_s() == first_s:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
+
+
+def test_a_pulse_says_whom_the_worker_serves_and_since_when(region):
+    ours, theirs = Pulse(region), Pulse(region)
+    assert ours.serves(3)  # nobody as yet: it could
+    for engine in (3, 4, (1 << 16) + 2):
+        before_s = time.monotonic()
+        theirs.serve(engine)
+        assert before_s - 0.001 <= ours.serving_since_s() <= time.monotonic()
+        assert [ours.serves(other) for other in (engine - 1, engine, engine + 1)] == [
+            False,
+            True,
+            False,
+        ]
+        theirs.serve(None)
+        assert all(ours.serves(other) for other in (engine, 99))
+
+
+def test_a_pulse_can_be_given_back(region):
+    pulse = Pulse(region)
+    pulse.beat()
+    pulse.close()

@@ -2,13 +2,14 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moeless.config import EngineConfig, ExpertsConfig
-from moeless.errors import ModelError
+from moeless.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from moeless.bootstrap.serving.experts import ExpertsRuntime
@@ -46,7 +47,16 @@ def prepare_process(experts: ExpertsConfig) -> None:
 
     With workers on the same cores, idle compute threads of the engine must sleep: threads that
     wait actively take the cores from the workers.
+
+    Raises:
+        ConfigError: There is no folder for temporary files, which torch looks for when imported.
     """
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "no folder for temporary files can be written to; set TMPDIR to one of yours"
+        ) from error
     if experts.invoker == "process" and "torch" not in sys.modules:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         os.environ.setdefault("GOMP_SPINCOUNT", "0")
@@ -133,6 +143,7 @@ def start_engine(
     prepare_process(experts)
     import torch
 
+    from moeless.bootstrap.serving.dtype_choice import dtype_chooser
     from moeless.bootstrap.serving.engine_observer import MeteringObserver
     from moeless.bootstrap.serving.experts import check_experts_config, start_experts
     from moeless.bootstrap.serving.step_tracing import trace_steps
@@ -149,7 +160,12 @@ def start_engine(
     directory = find_model(config.model, progress=progress).absolute()
     torch.set_num_threads(config.threads or _default_threads(experts))
     progress("loading everything but the experts")
-    loaded = load_engine_model(directory, dtype=config.dtype, model_id=served_model_id(config))
+    loaded = load_engine_model(
+        directory,
+        dtype=config.dtype,
+        model_id=served_model_id(config),
+        choose_dtype=dtype_chooser(experts, tell=progress),
+    )
     require_tokenizer(loaded.tokenizer, directory)
     if template is not None:
         use_chat_template(loaded.tokenizer, template)

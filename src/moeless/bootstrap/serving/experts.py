@@ -32,6 +32,7 @@ from moeless.errors import FunctionError
 from moeless.functions.accounts.billing import GB
 from moeless.functions.host.host import ExpertHost
 from moeless.functions.invokers.inline import InlineInvoker
+from moeless.functions.invokers.patience import Patience
 from moeless.functions.invokers.process import ProcessInvoker
 from moeless.functions.links.board import Board
 from moeless.functions.links.channel import ChannelShape
@@ -354,7 +355,11 @@ def _attach(
             client,
             shape,
             spin_s=max((worker.spin_us for worker in workers), default=0) * 1e-6,
-            deadline_s=config.invocation_timeout_s,
+            patience=Patience(
+                spec.expert.num_parameters,
+                num_devices=client.num_devices,
+                most_s=config.invocation_timeout_s,
+            ),
             cores=[worker.cores if worker is not None else () for worker in client.workers],
         )
         torch_devices = [worker.torch_device for worker in workers]

@@ -1,7 +1,7 @@
 """Loads a model for the engine: all of it but the experts."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,8 @@ from moeless.functions.store.shard import refuse_pointer
 from moeless.functions.store.sources import check_expert_count
 
 _DTYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+ChooseDtype = Callable[[ModelSpec], str]
+"""Told the model in its own dtype; says in which one to compute."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 _PROCESSOR_TEMPLATE = "chat_template.json"
 """Where models that see images keep their chat template; tokenizers read the other places."""
@@ -74,14 +76,19 @@ class LoadedModel:
 
 
 def load_engine_model(
-    model_dir: Path, *, dtype: str = "auto", model_id: str | None = None
+    model_dir: Path,
+    *,
+    dtype: str = "auto",
+    model_id: str | None = None,
+    choose_dtype: ChooseDtype | None = None,
 ) -> LoadedModel:
     """Load everything but the experts; nothing is downloaded and no remote code is run.
 
     Args:
         model_dir: Holds ``config.json``, safetensors weights and, usually, a tokenizer.
-        dtype: ``auto`` for the configuration's, or ``float32``, ``bfloat16``, ``float16``.
+        dtype: ``auto``, or ``float32``, ``bfloat16``, ``float16``.
         model_id: The id under which the model is served; the directory's name by default.
+        choose_dtype: Asked for the meaning of ``auto``; None takes the configuration's.
 
     Returns:
         The model; its experts raise until ``attach_runtime`` was called.
@@ -95,7 +102,9 @@ def load_engine_model(
         raise ConfigError(f"dtype {dtype!r} is not known; use auto, {', '.join(DTYPE_BYTES)}")
     with _quiet():
         family, config = read_config(model_dir)
-        spec, layout, model = _read_checkpoint(model_dir, family, config, dtype, model_id)
+        spec, layout, model = _read_checkpoint(
+            model_dir, family, config, dtype, model_id, choose_dtype
+        )
         tokenizer = _load_tokenizer(model_dir)
     return LoadedModel(
         model=model,
@@ -124,7 +133,9 @@ class DescribedModel:
     tokenizer: Any | None
 
 
-def describe_model(model_dir: Path, *, model_id: str | None = None) -> DescribedModel:
+def describe_model(
+    model_dir: Path, *, model_id: str | None = None, choose_dtype: ChooseDtype | None = None
+) -> DescribedModel:
     """Read a model's configuration, its weights' headers and its tokenizer, and nothing else.
 
     What ``load_engine_model`` would refuse for what these say is refused here, too.
@@ -132,6 +143,7 @@ def describe_model(model_dir: Path, *, model_id: str | None = None) -> Described
     Args:
         model_dir: Holds ``config.json`` and safetensors weights.
         model_id: Its id; the directory's name by default.
+        choose_dtype: As for ``load_engine_model``.
 
     Raises:
         CheckpointError: A file or tensor is missing, damaged or quantised in an unknown way.
@@ -140,7 +152,7 @@ def describe_model(model_dir: Path, *, model_id: str | None = None) -> Described
     with _quiet():
         family, config = read_config(model_dir)
         spec, layout, _ = _read_checkpoint(
-            model_dir, family, config, "auto", model_id, hollow=True
+            model_dir, family, config, "auto", model_id, choose_dtype, hollow=True
         )
         tokenizer = _load_tokenizer(model_dir)
     return DescribedModel(spec=spec, layout=layout, tokenizer=tokenizer)
@@ -196,6 +208,7 @@ def _read_checkpoint(
     config: Any,
     dtype: str,
     model_id: str | None,
+    choose_dtype: ChooseDtype | None,
     *,
     hollow: bool = False,
 ) -> tuple[ModelSpec, ExpertLayout, Any]:
@@ -205,6 +218,8 @@ def _read_checkpoint(
     try:
         _settle_dtype(config, family, index, dtype)
         spec = family.spec(config, model_id or model_dir.resolve().name)
+        if dtype == "auto" and choose_dtype is not None:
+            spec = _change_dtype(config, family, spec, choose_dtype)
         layout = family.layout(config, index)
         check_expert_count(index, layout, spec)
         return spec, layout, _build(model_dir, family, config, index, hollow=hollow)
@@ -228,6 +243,17 @@ def _settle_dtype(config: Any, family: Family, index: CheckpointIndex, dtype: st
             f"ask for {', '.join(DTYPE_BYTES)}"
         )
     config.dtype = text.dtype = getattr(torch, name)
+
+
+def _change_dtype(
+    config: Any, family: Family, spec: ModelSpec, choose_dtype: ChooseDtype
+) -> ModelSpec:
+    """Write the chosen dtype into the configuration; returns the model in it."""
+    name = choose_dtype(spec)
+    if name == spec.expert.dtype:
+        return spec
+    config.dtype = family.text_config(config).dtype = getattr(torch, name)
+    return family.spec(config, spec.model_id)
 
 
 def _build(

@@ -3,6 +3,7 @@
 ``moeless serve`` makes a private one for its own supervisor; ``moeless pool serve`` is given one.
 """
 
+import contextlib
 import os
 import shutil
 import stat
@@ -49,14 +50,22 @@ def private_directory() -> PoolDirectory:
     Raises:
         ConfigError: No folder for temporary files can be used.
     """
-    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108
-        if base and len(os.fsencode(base)) <= _LONGEST_BASE and os.access(base, os.W_OK | os.X_OK):
+    for base in possible_bases():
+        if len(os.fsencode(base)) <= _LONGEST_BASE and os.access(base, os.W_OK | os.X_OK):
             made = tempfile.mkdtemp(prefix="moeless-", dir=base)  # mode 0700
             return PoolDirectory(Path(made))
     raise ConfigError(
         "no folder for the supervisor's socket: set XDG_RUNTIME_DIR to one that you can write to, "
         f"with at most {_LONGEST_BASE} bytes in its path"
     )
+
+
+def possible_bases() -> list[str]:
+    """Folders in which private directories may be, the best first."""
+    bases = [os.environ.get("XDG_RUNTIME_DIR"), "/tmp"]  # noqa: S108
+    with contextlib.suppress(FileNotFoundError):  # there is none that can be written
+        bases.insert(1, tempfile.gettempdir())
+    return [base for base in bases if base]
 
 
 def make_directory(path: Path) -> PoolDirectory:
