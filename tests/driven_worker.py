@@ -5,6 +5,7 @@ import time
 import numpy as np
 import torch
 
+from effort import PATIENCE_S
 from moeless.functions.links import shared_memory
 from moeless.functions.links.channel import ChannelShape, Mailbox, await_answer, new_doorbell, ring
 from moeless.functions.links.messages import close_all, receive, send
@@ -13,8 +14,6 @@ from moeless.functions.links.segment_status import NOT_WARM, OK
 from moeless.functions.links.wire import layout_to_json, spec_to_json
 from moeless.functions.supervisor.config import WorkerConfig
 from moeless.functions.supervisor.worker_launch import launch_worker
-
-_TIMEOUT_S = 120.0
 
 
 class DrivenWorker:
@@ -47,7 +46,7 @@ class DrivenWorker:
         generator = torch.Generator().manual_seed(0)
         self._payload.x_TH[:] = torch.randn(self._payload.x_TH.shape, generator=generator)
         self._launch = launch_worker(WorkerConfig(torch_device="cpu", budget_bytes=1 << 40))
-        self._launch.connection.settimeout(_TIMEOUT_S)
+        self._launch.connection.settimeout(PATIENCE_S)
         self._warm = {}
 
     def __enter__(self):
@@ -89,7 +88,7 @@ class DrivenWorker:
             except BlockingIOError:
                 continue
             finally:
-                self._launch.connection.settimeout(_TIMEOUT_S)
+                self._launch.connection.settimeout(PATIENCE_S)
             open_orders -= 1
             if answer["op"] == "loaded":
                 warm += [function[2] for function in answer["functions"]]
@@ -110,7 +109,7 @@ class DrivenWorker:
         segments_n3 = np.array(segments_n3, dtype=np.int32)
         seq = self._mailbox.post(layer=0, rows=rows, segments_n3=segments_n3)
         ring(self._fds[2])
-        deadline_s = time.monotonic() + _TIMEOUT_S
+        deadline_s = time.monotonic() + PATIENCE_S
         while not await_answer(self._mailbox, seq, self._fds[3], spin_s=0.0, timeout_s=0.5):
             assert self._launch.process.poll() is None, self._launch.describe_end()
             assert time.monotonic() < deadline_s, "it does not answer"

@@ -20,7 +20,7 @@ SPARE_NAME = "moeless-spare"
 
 
 class Server:
-    """`moeless serve` with float32 experts, so that answers can be compared.
+    """`moeless serve` with workers, and float32 experts, so that answers can be compared.
 
     Args:
         model: As ``serve`` takes it.
@@ -30,7 +30,7 @@ class Server:
 
     def __init__(self, model: str, options: list[str], log: Path) -> None:
         command = [sys.executable, "-m", "moeless", "serve", model, "--port", "0"]
-        command += ["--dtype", "float32", *options]
+        command += ["--dtype", "float32", "--invoker", "process", *options]
         self._log = log.open("w")
         # The pool's sockets are in a folder of our own, so that it is not taken for another one.
         self._folder = Path(tempfile.mkdtemp(prefix="moe-"))

@@ -99,22 +99,26 @@ class ExpertsConfig:
             ``process``; None for those of ``devices`` only.
         invoker: ``process`` runs one worker process per device, ``inline`` computes in the
             engine's process.
+        invoker_reason: Why it was chosen, where nobody asked for it by name.
         policy: How loads become replicas.
         device_memory_bytes: Budget of each device for experts; None takes what the memory factor
             asks for.
         share: Memory of the devices that the model is guaranteed, in a pool that it shares.
-        keep_alive_s: How long an idle instance stays warm unless the rule knows better.
+        keep_alive_s: How long an idle instance stays warm unless the rule knows better; infinite
+            for as long as nobody needs its room.
         keep_alive_rule: A keep-alive rule by name.
         worker_threads: Compute threads of each worker; None divides the cores.
         spin_us: How long processes look for each other's messages before they sleep, in
             microseconds; None decides by the number of cores.
         max_rows: Tokens per invocation; longer inputs come in pieces.
-        invocation_timeout_s: How long a worker may take for one invocation before it is replaced.
+        invocation_timeout_s: The most that a worker may take for one invocation before it is
+            replaced; as a rule less, by what it was sent and how fast it has been so far.
         live_speeds: Whether a device that computes much slower than the others gets fewer tokens
             and, if that lasts, fewer experts; only policies that split by time heed it, and not
             while events are recorded.
         worker_silence_s: How long a worker may show no sign of life before it is replaced; a tenth
-            of that, at least a second, while tokens wait for it.
+            of that, at least a second, while tokens wait for it, and six times as much where it
+            only waits for a core.
         spare_workers: Workers that stand by, libraries loaded, to take the place of lost ones.
         linger_s: How long workers outlive an engine that vanished without a word.
         events: File to append events to: plans, loads, evictions, lost workers; one JSON object
@@ -128,6 +132,7 @@ class ExpertsConfig:
     pool: Path | None = None
     max_devices: int | None = None
     invoker: InvokerName = "process"
+    invoker_reason: str = ""
     policy: PolicyConfig = PolicyConfig()
     device_memory_bytes: int | None = None
     share: MemoryShare = NO_SHARE
@@ -136,7 +141,7 @@ class ExpertsConfig:
     worker_threads: int | None = None
     spin_us: int | None = None
     max_rows: int = 4096
-    invocation_timeout_s: float = 60.0
+    invocation_timeout_s: float = 600.0
     live_speeds: bool = True
     worker_silence_s: float = 10.0
     spare_workers: int = 0
@@ -151,8 +156,11 @@ class ExpertsConfig:
                 f"max devices is {self.max_devices}; use {len(self.devices)} (those of --devices) "
                 f"or more"
             )
-        if not (math.isfinite(self.keep_alive_s) and self.keep_alive_s >= 0):
-            raise ConfigError(f"keep-alive is {self.keep_alive_s} s; use 0 or more")
+        if not self.keep_alive_s >= 0:
+            raise ConfigError(
+                f"keep-alive is {self.keep_alive_s} s; use 0 or more, or inf for as long as there "
+                f"is room"
+            )
         if not self.invocation_timeout_s > 0:
             raise ConfigError(
                 f"invocation timeout is {self.invocation_timeout_s} s; use more than 0"
@@ -176,7 +184,8 @@ class EngineConfig:
     Args:
         model: A directory, a hub id, or ``demo``.
         model_id: The id under which it is served; None takes the directory's name.
-        dtype: ``auto`` for the checkpoint's own, or ``float32``, ``bfloat16``, ``float16``.
+        dtype: ``auto`` for the checkpoint's own, or ``float32`` where the processor is slow in
+            that and memory allows it; or ``float32``, ``bfloat16``, ``float16``.
         max_batch_size: Sequences that run at the same time.
         max_waiting: Requests that may wait beyond those.
         max_model_len: Tokens of prompt and completion; None takes the model's own limit.
@@ -184,6 +193,8 @@ class EngineConfig:
         batch_invariant: A sequence's numbers are the same to the bit whatever runs beside it.
         threads: Compute threads of the engine; None takes half of the cores when CPU workers
             run beside it, else all.
+        chat_template: File with the Jinja template that conversations are written with; None
+            takes the checkpoint's own.
 
     Raises:
         ConfigError: Fewer than one thread, or an empty id.
@@ -198,6 +209,7 @@ class EngineConfig:
     prefill_chunk_tokens: int = 512
     batch_invariant: bool = False
     threads: int | None = None
+    chat_template: Path | None = None
 
     def __post_init__(self) -> None:
         if self.model_id is not None and not self.model_id.strip():

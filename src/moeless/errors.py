@@ -21,7 +21,11 @@ A message holds the value, the limit, and the next step. ``exit_code`` is what t
 line returns: 2 where the caller must change the input, 1 for everything else.
 """
 
-from typing import ClassVar
+import errno
+import os
+import re
+import resource
+from typing import ClassVar, Final
 
 
 class MoelessError(Exception):
@@ -114,3 +118,51 @@ class MissingExtraError(MoelessError):
     """An optional dependency is not installed."""
 
     exit_code = 2
+
+
+_LIMITS: Final = {
+    errno.EFBIG: (resource.RLIMIT_FSIZE, "bytes in one file, shared memory included", "ulimit -f"),
+    errno.EMFILE: (resource.RLIMIT_NOFILE, "open files", "ulimit -n"),
+    errno.ENOMEM: (resource.RLIMIT_AS, "bytes of address space", "ulimit -v"),
+}
+_EXHAUSTED: Final = {
+    errno.EFBIG: "the file system takes no file of this size",
+    errno.EMFILE: "too many files are open",
+    errno.ENFILE: "the system has no more open files to give; raise fs.file-max",
+    errno.ENOMEM: "the system has no memory left to give",
+    errno.ENOSPC: "no space is left on the device; make room",
+    errno.EDQUOT: "the disk quota is used up; make room",
+}
+
+
+def is_exhausted(error: OSError) -> bool:
+    """Whether a resource ran out: no fault of the program, nor of what it was asked for."""
+    return error.errno in _EXHAUSTED
+
+
+def find_os_error(error: BaseException) -> OSError | None:
+    """The system's error behind an exception; libraries in Rust have it in their words only."""
+    if isinstance(error, OSError):
+        return error
+    match = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(match[1]), os.strerror(int(match[1]))) if match else None
+
+
+def os_reason(error: OSError) -> str:
+    """Why the system refused, in words.
+
+    Args:
+        error: What it raised.
+
+    Returns:
+        Where this process was limited, the limit, its value and the command that raises it.
+    """
+    code = error.errno or 0
+    if code not in _EXHAUSTED:
+        return error.strerror or str(error)
+    if code in _LIMITS:
+        kind, unit, command = _LIMITS[code]
+        limit = resource.getrlimit(kind)[0]
+        if limit != resource.RLIM_INFINITY:
+            return f"{os.strerror(code)}: the limit is {limit:,} {unit}; raise it with {command}"
+    return f"{os.strerror(code)}: {_EXHAUSTED[code]}"

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from effort import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -14,7 +16,7 @@ def test_the_generated_pages_are_what_would_be_generated_now():
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert (done.returncode, done.stderr) == (0, "")
 

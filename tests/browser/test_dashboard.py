@@ -2,13 +2,15 @@
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import httpx
 import pytest
 
+from effort import PATIENCE_S
 from fakes.busy_experts import BusyExperts
-from fakes.live_server import PATIENCE_S, serve
+from fakes.live_server import serve
 from fakes.text_engine import FakeTextEngine
 from moeless.server import ApiKey, ServerSettings
 
@@ -72,8 +74,24 @@ def test_figures_come_and_change_without_an_error(page, serving):
     assert "gate" in tiles
     assert "no request yet" not in tiles
     assert page.run("document.querySelectorAll('#devices tbody tr').length") == 2
+    assert "1.20 GB/s1.00 ms" in page.run(TEXT.format("devices"))
     assert "serverful" in page.run(TEXT.format("cost"))
     assert page.errors == []
+
+
+def test_the_rate_of_tokens_is_shown_from_the_first_answer_on(page, serving):
+    url = serving()
+    live = f"{url}/moeless/live"
+    page.open("about:blank")
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not httpx.get(live).json()["requests"]["tokens_per_second"]:
+        assert time.monotonic() < deadline_s
+    page.open(f"{url}/dashboard")
+    page.wait_for(f"{UPDATES} == 1 || {UPDATES} > 1")
+    shown = "document.querySelector('#tiles dd').firstChild.textContent"
+    assert float(page.run(shown).replace(",", "")) > 0
+    page.run("document.querySelectorAll('details').forEach((each) => { each.open = true; }); 1")
+    assert float(page.run(shown).replace(",", "")) > 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -14,7 +14,7 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
-PATIENCE_S = 60.0
+from effort import PATIENCE_S
 
 
 def find_chromium() -> str | None:

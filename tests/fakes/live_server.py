@@ -2,14 +2,12 @@
 
 import contextlib
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
+from effort import PATIENCE_S
 from fakes.text_engine import FakeTextEngine
 from moeless.server import ServerAddress, ServerSettings, create_app
 from moeless.server.run import HttpServer, bind
-
-PATIENCE_S = 20.0
 
 
 @contextlib.contextmanager
@@ -31,11 +29,3 @@ def serve(engine: FakeTextEngine, *, settings: ServerSettings | None = None, **k
         server.should_exit = True
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Returns once ``condition`` holds."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never held"
-        time.sleep(0.005)

@@ -1,12 +1,12 @@
 """A trace given to real workers under a real supervisor, and the replay of what they recorded."""
 
-import time
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 
+from effort import wait_until
 from fakes.look_recorder import LookRecorder
 from fakes.watched_planner import WatchedPlanner
 from moeless.bootstrap.serving.control import build_policies, serving_cost
@@ -68,13 +68,6 @@ def policy_config(name):
     return PolicyConfig(policy=name, memory_factor=MEMORY_FACTOR)
 
 
-def await_that(condition, what):
-    deadline_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.005)
-
-
 def run_workers(checkpoint, name, slots, ids, forecast, path):
     """Give the trace's choices to real workers, and write down what they and we did."""
     loaded = load_engine_model(checkpoint)
@@ -128,7 +121,7 @@ def follow_trace(runtime, name, ids, forecast, path):
             chosen_TK = torch.from_numpy(ids_TK)
             recorder.run(dispatcher, step, layer, rows_TH, chosen_TK, weights_TK)
     last = partial(is_taken, path, step=len(ids), layer=spec.num_layers - 1)
-    await_that(last, "the last load is not taken")
+    wait_until(last, "the last load is not taken")
     return recorder
 
 

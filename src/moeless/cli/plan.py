@@ -9,7 +9,7 @@ import click
 
 from moeless.core.cluster import parse_bytes, parse_speeds
 from moeless.core.whole_file import written_whole
-from moeless.errors import ConfigError
+from moeless.errors import ConfigError, os_reason
 
 if TYPE_CHECKING:
     from moeless.bootstrap.placements.placement_plan import PlacementPlan, PlacementTask
@@ -69,7 +69,7 @@ _FIXED_SLOTS = ("sglang", "trtllm")
 @click.option(
     "--format",
     "format_name",
-    help="Format of LOADS: trace, sglang, trtllm, vllm, moe-infinity, csv; default: by content.",
+    help="Format of LOADS, as above; default: by content.",
 )
 @click.option("--experts", type=click.IntRange(1, 65536), help="Logical experts of the model.")
 @click.option("--layers", type=click.IntRange(1, 4096), help="MoE layers of the model.")
@@ -89,13 +89,27 @@ _FIXED_SLOTS = ("sglang", "trtllm")
 def plan(loads: Path, output: str, output_file: Path | None, **options: Any) -> None:
     """Plan which devices hold which experts, from the recorded LOADS of a model.
 
-    LOADS is a routing trace of MoEless, an SGLang recorder dump, a directory of TensorRT-LLM
-    statistics, a vLLM routed-experts capture, a MoE-Infinity trace, or a CSV table with a row per
-    layer and a column per expert.
+    LOADS is a file, or "-" for standard input; .gz, .bz2 and .xz are read, too. Its format is
+    told from its content:
+
+    \b
+      trace         a routing trace of MoEless (moeless record)
+      sglang        SGLang's recorder, mode stat: .pt or JSON with logical_count
+      trtllm        the directory of TensorRT-LLM's expert statistics
+      vllm          vLLM's routed experts: ids [tokens, layers, top_k], .npy or .npz
+      vllm-stats    vLLM's EPLB load statistics: JSON lines with expert_load and p2l_map
+      moe-infinity  MoE-Infinity's trace: counts [sequences, layers, experts], .npy
+      array         a bare matrix [layers, experts]: .npy, .pt or JSON
+      csv           text, a row per layer and a column per logical expert
+
+    A CSV header may name a column of layers (layer, layer_id), experts (e0, expert_1, 2) and a
+    total. What nothing names and what is hardly a load (ids, times, totals, tables one after the
+    other) is refused.
 
     \b
     Examples:
       moeless plan loads.csv --devices 8 --slots 16
+      moeless plan - --devices 8 < loads.csv
       moeless plan trace.npz --model mixtral-8x7b --device-memory 40GB --explain --layer 3
       moeless plan recorder.pt --devices 32 --slots 288 --output sglang -o map.json
       moeless plan expert_statistic/ --devices 36 --slots 288 --output trtllm -o eplb.yaml
@@ -240,4 +254,4 @@ def _write(text: str, path: Path) -> None:
         with written_whole(path) as part:
             part.write_text(text, "utf8")
     except OSError as error:
-        raise ConfigError(f"-o {path}: cannot be written ({error.strerror})") from error
+        raise ConfigError(f"-o {path}: cannot be written ({os_reason(error)})") from error

@@ -117,17 +117,21 @@ def _replicas(layer: LayerPlan) -> str:
 
 def _totals(planned: PlacementPlan) -> str:
     busy = [layer for layer in planned.layers if layer.static is not None]
+    copied = f"{_copied(planned, planned.copies)}."
+    where = "static expert parallelism" if planned.task.current is None else "--current"
+    if not busy:
+        return (
+            f"No layer has a token, so there is nothing to balance. To copy from {where}: {copied}"
+        )
     means = [
-        f"{sum(getattr(layer, name) or 0 for layer in busy) / max(len(busy), 1):.3f}"
+        f"{sum(getattr(layer, name) or 0 for layer in busy) / len(busy):.3f}"
         for name in ("static", "even", "min_time")
     ]
-    where = "static expert parallelism" if planned.task.current is None else "--current"
     lines = [
         f"static, even split, min-time split: {_meaning(planned)}, before and after; 1 is the "
         f"best.",
         f"All layers: {means[0]} before; {means[1]} with an even split, {means[2]} with a "
-        f"min-time split after the gate. To copy from {where}: "
-        f"{_copied(planned, planned.copies)}.",
+        f"min-time split after the gate. To copy from {where}: {copied}",
     ]
     if any(layer.filled for layer in planned.layers):
         lines.append("Some replicas only fill slots, which the format has equally many of.")

@@ -1,18 +1,18 @@
 """``moeless pool``: workers that several engines and models share."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from moeless.cli.devices import show_bytes
+from moeless.cli.devices import show_bytes, show_table
 from moeless.cli.finite_range import FiniteRange
 from moeless.cli.options import with_headroom, worker_fields, worker_options
 from moeless.config import ExpertsConfig
 from moeless.core.cluster import parse_bytes, parse_devices
+from moeless.core.signals import TERMINATED
 from moeless.functions.supervisor.admin_client import AdminClient
 from moeless.functions.supervisor.pool_search import find_pool
 from moeless.telemetry.log_format import configure_logging
@@ -70,7 +70,7 @@ def pool() -> None:
     help="How lines on stderr look; json is one object a line.",
 )
 @worker_options
-def serve(directory: Path, **options: Any) -> None:
+def serve(directory: Path, **options: Any) -> int:
     """Serve a pool until SIGTERM or Ctrl-C.
 
     Engines attach with moeless serve MODEL --pool DIR, as many as you like. Engines of the same
@@ -99,7 +99,8 @@ def serve(directory: Path, **options: Any) -> None:
         them = f"{count} devices" if count > 1 else "one device"
         click.echo(f"moeless: a pool of {them} is served in {directory} (Ctrl-C stops)")
 
-    serve_pool(config, directory, on_ready=announce)
+    ended_by = serve_pool(config, directory, on_ready=announce)
+    return TERMINATED if ended_by == signal.SIGTERM else 0
 
 
 @pool.command(name="list")
@@ -132,11 +133,8 @@ def list_models(directory: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
-    table = Table()
-    for name in ("model", "state", "engines", "share", "guaranteed", "held", "instances"):
-        table.add_column(name, justify="left" if name in ("model", "state") else "right")
-    for each in found:
-        table.add_row(
+    rows = [
+        (
             each["model"],
             each["state"],
             str(each["engines"]),
@@ -145,4 +143,7 @@ def list_models(directory: Path | None, as_json: bool) -> None:
             show_bytes(each["held_bytes"]),
             f"{each['instances']:,}",
         )
-    Console().print(table)
+        for each in found
+    ]
+    names = ("model", "state", "engines", "share", "guaranteed", "held", "instances")
+    show_table(names, rows, left={"model", "state"})

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from moeless.cli.finite_range import FiniteRange
 from moeless.cli.predictor_options import parse_sizes, source_options
-from moeless.cli.predictor_progress import progress_bar
+from moeless.cli.progress import show_progress
 from moeless.core.cluster import parse_bytes
 
 if TYPE_CHECKING:
@@ -52,7 +52,10 @@ def profile(source: str, distances: tuple[int, ...], tokens: int, **options: Any
     from moeless.bootstrap.predictors.predictor import profile as profile_shards
 
     console = Console(stderr=True)
-    with _opened(source, options, console) as shards, progress_bar(console, "profile") as bar:
+    with (
+        _opened(source, options, console) as shards,
+        show_progress(console, prefix="profile: ") as bar,
+    ):
         report = profile_shards(
             shards,
             distances,
@@ -161,7 +164,10 @@ def train(source: str, out: Path, **options: Any) -> None:
         **chosen,
     )
     console = Console(stderr=True)
-    with _opened(source, options, console) as shards, progress_bar(console, "train") as bar:
+    with (
+        _opened(source, options, console) as shards,
+        show_progress(console, prefix="train: ") as bar,
+    ):
         report = train_shards(
             shards,
             settings,
@@ -182,7 +188,7 @@ def _opened(source: str, options: dict[str, Any], console: Console) -> "Iterator
     from moeless.bootstrap.predictors.predictor_source import SourceOptions, open_source
 
     with ExitStack() as kept:
-        with progress_bar(console, "record") as bar:
+        with show_progress(console, prefix="record: ") as bar:
             shards = kept.enter_context(
                 open_source(
                     source,

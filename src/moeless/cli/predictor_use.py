@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from moeless.cli.predictor_options import parse_sizes
-from moeless.cli.predictor_progress import progress_bar
+from moeless.cli.progress import show_progress
 from moeless.errors import ConfigError
 
 
@@ -130,7 +130,7 @@ def apply(
     if routing is not None and routing.resolve() == out.resolve():
         raise ConfigError(f"--out {out} would overwrite --routing; name another file")
     console = Console(stderr=True)
-    with progress_bar(console, "apply") as bar:
+    with show_progress(console, prefix="apply: ") as bar:
         report = apply_predictor(
             directory,
             GateShards(source),

@@ -118,7 +118,8 @@ _INTERRUPTED = 130
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
     default="auto",
     show_default=True,
-    help="Weights and activations; auto is the checkpoint's own.",
+    help="Weights and activations; auto is the checkpoint's own, or float32 where the "
+    "processor is slow in that and memory allows it.",
 )
 @click.option("--model-id", help="Name of the model in the trace; default: the directory's name.")
 @click.option(

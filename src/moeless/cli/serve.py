@@ -1,11 +1,13 @@
 """``moeless serve``: an OpenAI-compatible server."""
 
 import logging
+import signal
 from typing import Any
 
 import click
 
 from moeless.cli.options import engine_config, engine_options, experts_config, experts_options
+from moeless.cli.progress import ProgressLines
 from moeless.cli.server_options import (
     is_open_to_others,
     ledger_config,
@@ -13,6 +15,7 @@ from moeless.cli.server_options import (
     server_settings,
     trace_config,
 )
+from moeless.core.signals import TERMINATED
 from moeless.telemetry.log_format import configure_logging
 
 
@@ -21,7 +24,7 @@ from moeless.telemetry.log_format import configure_logging
 @server_options
 @engine_options
 @experts_options
-def serve(model: str, host: str, port: int, **options: Any) -> None:
+def serve(model: str, host: str, port: int, **options: Any) -> int:
     """Serve MODEL over HTTP: a directory, a hub id, or "demo".
 
     \b
@@ -38,12 +41,7 @@ def serve(model: str, host: str, port: int, **options: Any) -> None:
     ledger = ledger_config(options)
     log_format = options.pop("log_format")
     configure_logging(log_format, options.pop("log_level"))
-    # Everything heavy is imported here, so that --help and wrong options answer at once.
     settings = server_settings(host, options)
-    from moeless.bootstrap.serving.engine import served_model_id
-    from moeless.server import ServerAddress
-    from moeless.server.launch import ServeConfig, serve_model
-
     if is_open_to_others(host, settings):
         click.echo(
             f"moeless: warning: everybody who reaches {host} may use this server: "
@@ -51,19 +49,29 @@ def serve(model: str, host: str, port: int, **options: Any) -> None:
             err=True,
         )
 
-    def announce(address: ServerAddress) -> None:
-        click.echo(f"moeless: serving {served_model_id(engine)} on {address.url} (Ctrl-C stops)")
-
     def say(text: str) -> None:
         if log_format == "json":
             logging.getLogger("moeless.serve").info(text)
         else:
             click.echo(f"moeless: {text}", err=True)
 
-    serve_model(
-        engine,
-        experts,
-        ServeConfig(host=host, port=port, settings=settings, trace=trace, ledger=ledger),
-        on_ready=announce,
-        progress=say,
-    )
+    with ProgressLines(say) as lines:
+        lines.stage("loading libraries")
+        # Everything heavy is imported here, so that --help and wrong options answer at once.
+        from moeless.bootstrap.serving.engine import served_model_id
+        from moeless.server import ServerAddress
+        from moeless.server.launch import ServeConfig, serve_model
+
+        def announce(address: ServerAddress) -> None:
+            lines.close()
+            name = served_model_id(engine)
+            click.echo(f"moeless: serving {name} on {address.url} (Ctrl-C stops)")
+
+        ended_by = serve_model(
+            engine,
+            experts,
+            ServeConfig(host=host, port=port, settings=settings, trace=trace, ledger=ledger),
+            on_ready=announce,
+            progress=lines.stage,
+        )
+    return TERMINATED if ended_by == signal.SIGTERM else 0

@@ -51,6 +51,14 @@ def server_options(command: _Command) -> _Command:
             help="Require one of the keys in FILE (mode 0600), a name:key a line.",
         ),
         click.option(
+            "--allow-origin",
+            "allow_origins",
+            multiple=True,
+            metavar="ORIGIN",
+            help="Let web pages of this site, such as https://chat.example, send requests; may be "
+            "given several times. Pages of other sites are refused.",
+        ),
+        click.option(
             "--key-requests-per-minute",
             type=click.IntRange(min=1),
             metavar="N",
@@ -67,6 +75,13 @@ def server_options(command: _Command) -> _Command:
             type=click.IntRange(min=1),
             metavar="N",
             help="Requests of each key at the same time; default: any number.",
+        ),
+        click.option(
+            "--generation-config/--no-generation-config",
+            default=True,
+            show_default=True,
+            help="Take temperature, top_p and top_k from the model's generation_config.json where "
+            "a request does not have them; otherwise OpenAI's defaults.",
         ),
         click.option(
             "--request-timeout",
@@ -181,7 +196,9 @@ def server_settings(host: str, options: dict[str, Any]) -> "ServerSettings":
     return ServerSettings(
         api_keys=keys,
         key_limits=limits,
+        allow_origins=options.pop("allow_origins"),
         local_names_only=not keys and host in _LOOPBACK,
+        advised_sampling=options.pop("generation_config"),
         request_timeout_s=options.pop("request_timeout"),
         max_body_bytes=parse_bytes(options.pop("max_body_size"), option="--max-body-size"),
         max_connections=options.pop("max_connections"),

@@ -11,9 +11,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from moeless.errors import ConfigError
+from moeless.errors import ConfigError, os_reason
 from moeless.telemetry.ledger.file import open_ledger
-from moeless.telemetry.ledger.usage import Grouping, UsageTable, read_usage
+from moeless.telemetry.ledger.usage import (
+    Grouping,
+    UsageTable,
+    count_missing_minutes,
+    read_usage,
+)
 from moeless.telemetry.ledger.writer import unix_now_s
 
 _AGO = re.compile(r"(\d{1,6})\s*([smhd])")
@@ -101,8 +106,15 @@ def usage(
     connection = open_ledger(ledger, create=False)
     try:
         table = read_usage(connection, by=by, since_s=since, until_s=until)
+        missing = count_missing_minutes(connection, since_s=since, until_s=until)
     finally:
         connection.close()
+    if missing:
+        click.echo(
+            f"moeless: warning: {missing} minutes of usage are missing: {ledger} could not be "
+            f"written to (see the table gaps)",
+            err=True,
+        )
     try:
         if output_format == "parquet":
             assert out is not None
@@ -114,7 +126,7 @@ def usage(
         else:
             out.write_text(text, encoding="utf-8")
     except OSError as exc:
-        raise ConfigError(f"--out {out} cannot be written: {exc.strerror}") from None
+        raise ConfigError(f"--out {out} cannot be written: {os_reason(exc)}") from None
 
 
 def _as_csv(table: UsageTable) -> str:

@@ -208,8 +208,12 @@ class Controller:
         except Exception as error:  # noqa: BLE001 - a policy may be anybody's
             self._report_failure(error, step=step, layer=layer)
             return
-        if self._pace is not None and self._stands(layer):
-            plan = replace(plan, steps=self._pace.steps(layer, step=step))
+        if self._pace is not None:
+            if plan.replicas_ED.all() and request.alive_ED.all():
+                # Everything is everywhere, as on one device that holds all: no load changes that.
+                plan = replace(plan, steps=self._pace.most_steps(layer, step=step))
+            elif self._stands(layer):
+                plan = replace(plan, steps=self._pace.steps(layer, step=step))
         now_s = self._clock.now_s()
         diff = self._placement.apply(plan, decision_s=now_s - began_s)
         self._sink.emit(

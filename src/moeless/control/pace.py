@@ -75,3 +75,8 @@ class Pace:
         if spent_s < allowed_s * _MOST_STEPS:
             period = max(1, math.ceil(spent_s / allowed_s))
         return period - (step + layer) % period
+
+    @staticmethod
+    def most_steps(layer: int, *, step: int) -> int:
+        """The same for a plan that no load could change, whatever deciding takes."""
+        return _MOST_STEPS - (step + layer) % _MOST_STEPS

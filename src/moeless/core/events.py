@@ -17,6 +17,17 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EventsLost(Event):
+    """Here events are missing that could not be written. Time and model are of the last of them.
+
+    Args:
+        count: How many.
+    """
+
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanMade(Event):
     """A plan was put in force.
 

@@ -5,7 +5,9 @@ This module must not know any engine, any web framework, or how experts are serv
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from moeless.errors import RequestError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -33,6 +35,21 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     ignore_eos: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingDefaults:
+    """How to choose the next token where a request does not say: as the model's makers advise.
+
+    Args:
+        temperature: See ``SamplingParams``; without advice it is OpenAI's default.
+        top_p: See there.
+        top_k: See there.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +136,11 @@ class TextEngine(Protocol):
         """Prompt plus completion tokens that fit into one sequence."""
         ...
 
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """How the model is meant to be sampled from."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text (with the special tokens that the tokenizer adds by itself).
 
@@ -156,3 +178,26 @@ class TextEngine(Protocol):
     def stats(self) -> EngineStats:
         """The current state."""
         ...
+
+
+def read_content(content: Any) -> str:
+    """The text of a chat message: its content itself, or text parts joined by line ends.
+
+    Args:
+        content: As JSON has it.
+
+    Raises:
+        RequestError: Anything else; the message names the part.
+    """
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise RequestError("must be a string or a list of text parts")
+    for position, part in enumerate(content):
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise RequestError(f"part {position} must be an object with a type")
+        if part["type"] != "text":
+            raise RequestError(f"part {position} is not of type text: only text is supported")
+        if part.keys() != {"type", "text"} or not isinstance(part["text"], str):
+            raise RequestError(f"part {position} must have type and text and nothing else")
+    return "\n".join(part["text"] for part in content)

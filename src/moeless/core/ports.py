@@ -162,7 +162,10 @@ class TimeModel(Protocol):
 
 
 class EventSink(Protocol):
-    """Receives telemetry events; must be cheap and must not raise."""
+    """Receives telemetry events; must be cheap and must not raise.
+
+    One that can lose some says in an attribute ``lost`` how many.
+    """
 
     def emit(self, event: Event) -> None:
         """Take one event."""

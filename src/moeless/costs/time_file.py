@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from moeless.core.layer_cost import LayerCost
 from moeless.costs.linear import LinearTime
 from moeless.costs.table import TableTime
-from moeless.errors import ConfigError
+from moeless.errors import ConfigError, os_reason
 
 _LINEAR_KEYS = {"base_s", "touch_s", "token_s", "transfer_s"}
 _TABLE_KEYS = {"tokens", "touched", "seconds", "transfer_s"}
@@ -41,7 +41,7 @@ def read_time_model(path: Path) -> LinearTime | TableTime:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"{path}: cannot be read: {os_reason(error)}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not JSON: {error}") from error
     if not isinstance(content, dict):

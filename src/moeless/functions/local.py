@@ -204,14 +204,6 @@ class LocalClient:
         if error is not None:
             raise UnavailableError(error)
 
-    def give_up(self, device: int, *, reason: str) -> None:
-        """Devices of this process cannot be replaced.
-
-        Raises:
-            UnavailableError: Always.
-        """
-        raise UnavailableError(f"device {device}: {reason}")
-
     def check_alive(self) -> None:
         """Look whether the platform's thread still works.
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from moeless.core.router import RouterRule
-from moeless.errors import CheckpointError, ConfigError
+from moeless.errors import CheckpointError, ConfigError, os_reason
 from moeless.learned.gate_predictor import Gate
 from moeless.learned.mlp import Mlp
 from moeless.learned.predictor_manifest import (
@@ -84,7 +84,7 @@ def save_predictor(
             path.write_text(manifest_json(manifest), encoding="utf-8")
     except OSError as error:
         raise ConfigError(
-            f"{directory} cannot be written ({error.strerror or error}); choose another directory"
+            f"{directory} cannot be written ({os_reason(error)}); choose another directory"
         ) from error
     return manifest
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from moeless.core.router import RouterRule
-from moeless.errors import CheckpointError, ConfigError
+from moeless.errors import CheckpointError, ConfigError, os_reason
 from moeless.learned.error_estimate import ErrorEstimate
 from moeless.learned.gate_predictor import Gate
 from moeless.learned.load_predictor import Reads
@@ -149,7 +149,7 @@ def read_predictor_manifest(directory: Path) -> PredictorManifest:
             "wrote"
         ) from error
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise CheckpointError(f"{path} cannot be read: {os_reason(error)}") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not readable JSON; train the predictor again") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:

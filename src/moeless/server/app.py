@@ -18,6 +18,7 @@ from moeless.server.gate import GateMiddleware, open_accounts
 from moeless.server.live import LiveFeed
 from moeless.server.metrics import ServerMetrics
 from moeless.server.openapi import DescribedApp
+from moeless.server.readiness import Readiness
 from moeless.server.routes import dashboard, generation, models, operations
 from moeless.server.settings import ServerSettings
 from moeless.server.state import ServerState
@@ -57,8 +58,9 @@ def create_app(
         settings=settings,
         metrics=metrics,
         tokenizer=tokenizer,
-        translator=RequestTranslator(engine.model_id, engine.max_model_len, tokenizer, settings),
+        translator=RequestTranslator(engine, tokenizer, settings),
         ready=ready,
+        readiness=Readiness(engine),
         metrics_text=metrics_text,
         experts_snapshot=experts_snapshot,
         accounts=open_accounts(settings),
@@ -68,6 +70,7 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
+        state.readiness.close()
         tokenizer.close()
 
     app = DescribedApp(
@@ -111,6 +114,7 @@ async def _answer_http_error(request: Request, exc: Exception) -> Response:
         404: ("not_found", f"{place} does not exist: see /openapi.json"),
         405: ("method_not_allowed", f"{place} is not allowed: see /openapi.json"),
     }.get(exc.status_code, ("http_error", str(exc.detail)))
-    return to_response(
-        ApiError(message, status=exc.status_code, code=code, headers=dict(exc.headers or {}))
-    )
+    headers = dict(exc.headers or {})
+    if headers.get("Allow") == "GET":
+        headers["Allow"] = "GET, HEAD"
+    return to_response(ApiError(message, status=exc.status_code, code=code, headers=headers))

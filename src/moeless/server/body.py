@@ -27,7 +27,7 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
     """Bytes of the body.
 
     Raises:
-        ApiError: 413 too long, 408 too slow, 415 another media type than JSON.
+        ApiError: 413 too long, 408 too slow, 415 another media type than JSON, or encoded.
         ClientGoneError: The client left.
     """
     media_type = request.headers.get("content-type", "application/json").partition(";")[0]
@@ -36,6 +36,13 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
             f"content type {_shorten(media_type)} is not supported: send application/json",
             status=415,
             code="unsupported_media_type",
+        )
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding not in {"", "identity"}:
+        raise ApiError(
+            f"Content-Encoding {_shorten(encoding)} is not supported: send the body as it is",
+            status=415,
+            code="unsupported_content_encoding",
         )
     limit = settings.max_body_bytes
     too_long = ApiError(
@@ -131,6 +138,8 @@ def _field_error(detail: ErrorDetails) -> ApiError:
     if detail["type"] == "missing":
         return ApiError(f"{path} is missing", param=path, code="missing_required_parameter")
     reason = detail["msg"][:1].lower() + detail["msg"][1:]
+    if detail["type"] == "literal_error":
+        reason = reason.replace("'", '"')  # what may be sent, as JSON spells it
     return ApiError(f"{path}: {reason}", param=path, code="invalid_value")
 
 

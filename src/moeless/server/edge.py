@@ -15,6 +15,7 @@ from moeless.telemetry.tracing import Tracing
 
 _KNOWN_PATHS = frozenset(
     {
+        "/",
         "/dashboard",
         "/health",
         "/metrics",
@@ -32,6 +33,8 @@ _REQUEST_ID = re.compile(rb"[\w.:/+=-]{1,128}", re.ASCII)
 
 class EdgeMiddleware:
     """Stamps, counts and never lets an exception out.
+
+    Every path may end in a slash, and what can be got can be asked for with HEAD: probes do.
 
     Args:
         app: The application.
@@ -57,6 +60,7 @@ class EdgeMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
         record = self._begin_record(scope)
         stamp = (b"x-request-id", record.request_id.encode())
 
@@ -68,7 +72,9 @@ class EdgeMiddleware:
 
         with self._metrics.in_flight.track_inprogress():
             try:
-                await self._enter(scope)(scope, receive, send_stamped)
+                # The server knows from its own scope that HEAD has no body to send.
+                got = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+                await self._enter(scope)(got, receive, send_stamped)
             except Exception as exc:  # noqa: BLE001 - uvicorn would answer in plain text
                 error = internal_error(exc)
                 if not record.status:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 import traceback
 from typing import Any
 
@@ -13,15 +14,29 @@ logger = logging.getLogger(__name__)
 _RECOVERY_S = 5.0
 
 
+_PATH = re.compile(
+    # Folders may hold blanks; what comes before, as in a URL or "tokens/s", does not begin a path.
+    r"""(?<![\w./:~-])~?/(?:[^\s/:;,()'"<>|][^/\n:;,()'"<>|]*/)*([^\s/:;,()'"<>|]+)"""
+)
+
+
+def without_paths(text: str) -> str:
+    """A message of the engine for clients, to whom the server's folders say too much.
+
+    The log has them. The names of files stay.
+    """
+    return _PATH.sub(r"\1", text)
+
+
 class ApiError(MoelessError):
     """What an HTTP client is told when its request fails.
 
     Args:
         message: One line for the caller.
+        code: A short machine-readable reason, which stays the same whatever the message says.
         status: HTTP status.
         kind: OpenAI's ``type``.
         param: The offending field as a path, for example ``messages[0].content``.
-        code: A short machine-readable reason.
         headers: Extra response headers.
     """
 
@@ -29,10 +44,10 @@ class ApiError(MoelessError):
         self,
         message: str,
         *,
+        code: str,
         status: int = 400,
         kind: str = "invalid_request_error",
         param: str | None = None,
-        code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
@@ -88,12 +103,14 @@ def unavailable(message: str, *, code: str, retry_after_s: float | None = None) 
 
 def engine_unavailable(message: str) -> ApiError:
     """A 503: the engine, or what it computes on, is down and may come back."""
-    return unavailable(message, code="engine_unavailable", retry_after_s=_RECOVERY_S)
+    return unavailable(
+        without_paths(message), code="engine_unavailable", retry_after_s=_RECOVERY_S
+    )
 
 
 def engine_failed(message: str) -> ApiError:
     """A 500: the engine accepted the request and then failed."""
-    return ApiError(message, status=500, kind="server_error", code="engine_error")
+    return ApiError(without_paths(message), status=500, kind="server_error", code="engine_error")
 
 
 def context_exceeded(message: str, *, param: str) -> ApiError:
@@ -110,7 +127,7 @@ def from_engine(exc: MoelessError, *, prompt_param: str) -> ApiError:
     """
     if isinstance(exc, RequestError):
         param = prompt_param if exc.param in {None, "prompt", "prompt_ids"} else exc.param
-        return ApiError(str(exc), param=param, code=exc.code)
+        return ApiError(without_paths(str(exc)), param=param, code=exc.code or "invalid_value")
     if isinstance(exc, QueueFullError):
         return busy(str(exc), retry_after_s=exc.retry_after_s)
     return engine_unavailable(f"the engine is not available: {exc}")

@@ -4,6 +4,7 @@ import ipaddress
 from typing import cast
 from urllib.parse import urlsplit
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moeless.server.encoding import to_response
@@ -43,6 +44,17 @@ class GateMiddleware:
         self._keys = KeyRing(settings.api_keys)
         self._accounts = accounts
         self._local_only = settings.local_names_only
+        self._allowed_origins = frozenset(map(str.lower, settings.allow_origins))
+        self._enter: ASGIApp = self._admit_and_serve
+        if self._allowed_origins:
+            # Outside of the keys: browsers ask without one whether they may send it.
+            self._enter = CORSMiddleware(
+                self._admit_and_serve,
+                allow_origins=self._allowed_origins,
+                allow_methods=("GET", "HEAD", "POST"),
+                allow_headers=("*",),
+                expose_headers=("Retry-After", "X-Request-Id"),
+            )
         self._limit = settings.max_concurrent
         self._generating = 0
 
@@ -52,10 +64,17 @@ class GateMiddleware:
             await self._app(scope, receive, send)
             return
         try:
+            self._refuse_foreign_pages(scope)
+        except ApiError as error:
+            await self._refuse(error, scope, receive, send)
+            return
+        await self._enter(scope, receive, send)
+
+    async def _admit_and_serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
             account = self._admit(scope)
         except ApiError as error:
-            self._refused.labels(error.code).inc()
-            await to_response(error)(scope, receive, send)
+            await self._refuse(error, scope, receive, send)
             return
         scope[_ACCOUNT] = account
         if account is None or not _generates(scope):
@@ -68,9 +87,41 @@ class GateMiddleware:
             self._generating -= 1
             account.leave()
 
+    async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        self._refused.labels(error.code).inc()
+        await to_response(error)(scope, receive, send)
+
+    def _refuse_foreign_pages(self, scope: Scope) -> None:
+        """A web page of another site may make its reader's browser send us requests.
+
+        Raises:
+            ApiError: 403, the request comes from such a page that nobody has allowed to, or has
+                found us by a foreign name.
+        """
+        host = (_header(scope, b"host") or b"").decode("latin-1").lower()
+        origin = _header(scope, b"origin")
+        if origin is not None and not self._is_welcome(origin.decode("latin-1").lower(), host):
+            raise ApiError(
+                "requests from web pages of other sites are refused: allow a site with "
+                "--allow-origin",
+                status=403,
+                kind="permission_error",
+                code="cross_origin",
+            )
+        if self._local_only and not _is_local_name(host):
+            raise ApiError(
+                "this server has no API keys and answers to localhost and addresses only: "
+                "set --api-key to serve it under other names",
+                status=403,
+                kind="permission_error",
+                code="unknown_host",
+            )
+
+    def _is_welcome(self, origin: str, host: str) -> bool:
+        return origin in self._allowed_origins or _netloc(origin) == host
+
     def _admit(self, scope: Scope) -> Account | None:
         """The account of a request; None where none is needed. Enters it if it generates."""
-        _refuse_foreign_pages(scope, local_only=self._local_only)
         if not scope["path"].startswith(_PROTECTED_PREFIXES):
             return None
         name = self._keys.identify(_header(scope, b"authorization"))
@@ -104,34 +155,9 @@ def _generates(scope: Scope) -> bool:
     return scope["path"] in _GENERATING_PATHS and scope["method"] == "POST"
 
 
-def _refuse_foreign_pages(scope: Scope, *, local_only: bool) -> None:
-    """A web page of another site may make its reader's browser send us requests.
-
-    Raises:
-        ApiError: 403, the request comes from such a page, or has found us by a foreign name.
-    """
-    host = (_header(scope, b"host") or b"").decode("latin-1").lower()
-    origin = _header(scope, b"origin")
-    if origin is not None and _netloc(origin) != host:
-        raise ApiError(
-            "requests from web pages of other sites are refused",
-            status=403,
-            kind="permission_error",
-            code="cross_origin",
-        )
-    if local_only and not _is_local_name(host):
-        raise ApiError(
-            "this server has no API keys and answers to localhost and addresses only: "
-            "set --api-key to serve it under other names",
-            status=403,
-            kind="permission_error",
-            code="unknown_host",
-        )
-
-
-def _netloc(origin: bytes) -> str | None:
+def _netloc(origin: str) -> str | None:
     try:
-        return urlsplit(origin.decode("latin-1").lower()).netloc or None
+        return urlsplit(origin).netloc or None
     except ValueError:
         return None
 

@@ -6,10 +6,17 @@ from collections.abc import Awaitable, Callable
 
 from moeless.core.generation import GenerationStream, TextEngine, TokenEvent
 from moeless.errors import MoelessError, UnavailableError
-from moeless.server.errors import engine_failed, engine_unavailable, from_engine, unavailable
+from moeless.server.errors import (
+    ApiError,
+    engine_failed,
+    engine_unavailable,
+    from_engine,
+    unavailable,
+)
 from moeless.server.limits import Account
 from moeless.server.metrics import ServerMetrics
 from moeless.server.plan import ChoicePlan, GenerationPlan
+from moeless.server.readiness import Readiness
 from moeless.server.record import RequestRecord
 
 OnEvent = Callable[[ChoicePlan, TokenEvent], Awaitable[None]]
@@ -24,6 +31,7 @@ class Generation:
         metrics: Times and counts tokens.
         account: Whose tokens they are.
         record: Of the request.
+        readiness: Told what becomes of it.
     """
 
     def __init__(
@@ -34,12 +42,14 @@ class Generation:
         metrics: ServerMetrics,
         account: Account,
         record: RequestRecord,
+        readiness: Readiness,
     ) -> None:
         self.plan = plan
         self._engine = engine
         self._metrics = metrics
         self._account = account
         self._record = record
+        self._readiness = readiness
         self._record.answer_id = plan.answer_id
         self._streams: dict[int, GenerationStream] = {}
         self._tokens: dict[int, int] = {}
@@ -80,11 +90,12 @@ class Generation:
             async with asyncio.TaskGroup() as group:
                 for choice in self.plan.choices:
                     stream = self._streams[choice.index]
-                    group.create_task(self._follow(choice, stream, on_event))
+                    group.create_task(self._try_to_follow(choice, stream, on_event))
         except BaseExceptionGroup as failed:
             self._record.outcome = "failed"
             raise failed.exceptions[0] from None
         self._record.outcome = "finished"
+        self._readiness.note_served()
 
     def close(self) -> None:
         """Cancel what still runs; calling it again does nothing."""
@@ -97,6 +108,21 @@ class Generation:
         record.generated_tokens = self.completion_tokens
         outcome = record.outcome or "cancelled"
         self._metrics.time_request(record.path, outcome, time.perf_counter() - record.arrived_s)
+
+    async def _try_to_follow(
+        self, choice: ChoicePlan, stream: GenerationStream, on_event: OnEvent
+    ) -> None:
+        try:
+            await self._follow(choice, stream, on_event)
+        except ApiError as error:
+            if error.code == "engine_unavailable":
+                self._readiness.note_unavailable(
+                    choice.request,
+                    arrived_s=self._record.arrived_s,
+                    tokens=self._tokens.get(choice.index, 0),
+                    reason=str(error),
+                )
+            raise
 
     async def _follow(
         self, choice: ChoicePlan, stream: GenerationStream, on_event: OnEvent

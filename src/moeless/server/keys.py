@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moeless.errors import ConfigError
+from moeless.errors import ConfigError, os_reason
 from moeless.server.limits import KeyLimits
 
 ANYBODY = "anonymous"
@@ -107,7 +107,7 @@ def read_key_file(path: Path) -> tuple[ApiKey, ...]:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             text = file.read()
     except (OSError, UnicodeDecodeError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
+        reason = os_reason(exc) if isinstance(exc, OSError) else "it is not UTF-8"
         raise ConfigError(f"--api-key-file {path} cannot be read: {reason}") from None
     if mode & 0o077:
         raise ConfigError(

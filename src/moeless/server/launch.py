@@ -3,7 +3,6 @@
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
 
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -48,8 +47,10 @@ def serve_model(
     *,
     on_ready: Callable[[ServerAddress], None],
     progress: Progress,
-) -> None:
+) -> int:
     """Serve until SIGTERM or SIGINT, then stop everything that was started.
+
+    While the model loads it is the caller who must see to it that a signal unwinds.
 
     Args:
         engine: The model and its limits.
@@ -58,11 +59,12 @@ def serve_model(
         on_ready: Told the real address once the server can answer.
         progress: Told what happens until then.
 
+    Returns:
+        The signal that has ended it.
+
     Raises:
         MoelessError: Something is wrong with the model, the options or the machine.
     """
-    # While the model loads a SIGTERM must unwind, too, so that no worker stays behind.
-    previous = signal.signal(signal.SIGTERM, _interrupt)
     running: RunningEngine | None = None
     tracing: Tracing | None = None
     writer: LedgerWriter | None = None
@@ -91,12 +93,14 @@ def serve_model(
                 model=running.engine.model_id,
                 take_keys=lambda: {name: each.counts() for name, each in state.accounts.items()},
                 take_snapshot=take_snapshot,
+                on_lost=state.metrics.ledger_lost_minutes.inc,
             )
             writer.start()
         exempt_what_stays()
-        run_server(app, config.host, config.port, on_ready)
+        return run_server(app, config.host, config.port, on_ready)
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # closing takes a second at most
+        # Closing takes a second at most.
+        previous = signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if writer is not None:
             writer.close()
         if running is not None:
@@ -114,7 +118,3 @@ def _snapshot_of(running: RunningEngine) -> Callable[[], RuntimeSnapshot | None]
             return None  # a scrape must not fail because the platform is restarting
 
     return take_snapshot
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -1,5 +1,7 @@
 """The server's own Prometheus metrics, in a registry of their own."""
 
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -12,6 +14,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _RECENT = 256
 """Samples behind the dashboard's percentiles."""
+_RATE_S = 5
+"""Seconds behind the dashboard's tokens per second."""
 _GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
@@ -43,6 +47,35 @@ class TokensSoFar:
     generated: int = 0
 
 
+class TokenRate:
+    """Tokens per second over the newest seconds. One thread counts, any may ask.
+
+    Args:
+        clock_s: Seconds on a monotonic clock.
+    """
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._began_s = clock_s()
+        self._counts: deque[tuple[int, int]] = deque(((0, 0),), maxlen=_RATE_S)
+
+    def add(self, tokens: int) -> None:
+        """Tokens were generated now."""
+        second = int(self._clock_s())
+        last, count = self._counts[-1]
+        if last == second:
+            self._counts[-1] = second, count + tokens
+        else:
+            self._counts.append((second, tokens))
+
+    def per_second(self) -> float:
+        """The mean over the newest seconds, the one that has just begun included."""
+        now_s = self._clock_s()
+        first = int(now_s) - _RATE_S + 1
+        count = sum(tokens for second, tokens in list(self._counts) if second >= first)
+        return count / max(1.0, now_s - max(first, self._began_s))
+
+
 class ServerMetrics:
     """What the server counts and times.
 
@@ -54,6 +87,7 @@ class ServerMetrics:
         self._registry = CollectorRegistry()
         self.tokens_so_far = TokensSoFar()
         # Histograms have no exact percentiles; the dashboard shows those of the newest requests.
+        self.recent_tokens = TokenRate()
         self.recent_ttft = SampleWindow(_RECENT)
         self.recent_tpot = SampleWindow(_RECENT)
         self.recent_duration = SampleWindow(_RECENT)
@@ -108,6 +142,12 @@ class ServerMetrics:
         self.generated_tokens = Counter(
             "moeless_generated_tokens", "Tokens generated.", registry=self._registry
         )
+        self.ledger_lost_minutes = Counter(
+            "moeless_ledger_lost_minutes",
+            "Minutes of usage that could not be written to the ledger for so long that they are "
+            "lost.",
+            registry=self._registry,
+        )
         for name, text, read in (
             ("running", "Sequences in the engine's batch.", lambda: engine_stats().running),
             ("waiting", "Sequences in the engine's queue.", lambda: engine_stats().waiting),
@@ -125,6 +165,7 @@ class ServerMetrics:
         """Tokens were generated."""
         self.generated_tokens.inc(tokens)
         self.tokens_so_far.generated += tokens
+        self.recent_tokens.add(tokens)
 
     def time_first_token(self, path: str, seconds: float) -> None:
         """A choice has its first token."""

@@ -13,7 +13,7 @@ from typing import Any, cast
 import uvicorn
 from fastapi import FastAPI
 
-from moeless.errors import ConfigError
+from moeless.errors import ConfigError, os_reason
 from moeless.server.connections import ConnectionGuard, GuardedProtocol
 from moeless.server.state import ServerState
 
@@ -65,6 +65,8 @@ class HttpServer(uvicorn.Server):
         settings = self._state.settings
         self._guard = ConnectionGuard(settings)
         self._watching: asyncio.Task[None] | None = None
+        self.ended_by = 0
+        """The signal that has ended it, 0 for none."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -114,6 +116,7 @@ class HttpServer(uvicorn.Server):
         """
         with super().capture_signals():
             yield
+            self.ended_by = next(iter(self._captured_signals), 0)
             self._captured_signals.clear()
 
 
@@ -122,7 +125,7 @@ def run_server(
     host: str,
     port: int,
     on_ready: Callable[[ServerAddress], None] = lambda _: None,
-) -> None:
+) -> int:
     """Serve ``app`` until SIGTERM or SIGINT; then return within seconds.
 
     Args:
@@ -131,13 +134,18 @@ def run_server(
         port: 0 for any free port.
         on_ready: Told the real address once requests are accepted.
 
+    Returns:
+        The signal.
+
     Raises:
         ConfigError: The address cannot be bound.
     """
     listener = bind(host, port)
     with listener:
         address = ServerAddress(host=host, port=listener.getsockname()[1])
-        HttpServer(app, listener, address, on_ready).serve_forever()
+        server = HttpServer(app, listener, address, on_ready)
+        server.serve_forever()
+        return server.ended_by
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -173,4 +181,4 @@ def _explain(exc: OSError, host: str, port: int, location: Any) -> str:
         return f"port {port} needs privileges: use --port with 1024 or more"
     if exc.errno == errno.EADDRNOTAVAIL:
         return f"host {location[0]} is not an address of this machine: use --host"
-    return f"cannot listen at {host} port {port}: {exc.strerror}"
+    return f"cannot listen at {host} port {port}: {os_reason(exc)}"

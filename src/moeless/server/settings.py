@@ -1,11 +1,14 @@
 """Limits and keys of the HTTP server."""
 
 import math
+import re
 from dataclasses import dataclass, field
 
 from moeless.errors import ConfigError
 from moeless.server.keys import ApiKey, KeyRing
 from moeless.server.limits import KeyLimits
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@*]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +19,8 @@ class ServerSettings:
         api_keys: Keys of which one must come as ``Authorization: Bearer KEY``; empty = open.
         key_limits: What each key may use that has no limits of its own; without keys, what all
             clients together may use.
+        allow_origins: Sites whose pages may send requests, such as ``https://chat.example``;
+            pages of other sites are refused.
         local_names_only: Refuse requests that were sent to another name than localhost or an
             address: a web page can give its own name our address, and read the answers.
         max_connections: Open connections; when there are more, those that wait longest for their
@@ -33,17 +38,20 @@ class ServerSettings:
         max_n: Choices per prompt.
         max_stop: Stop strings of one request (OpenAI's limit is 4).
         max_logprobs: Alternatives per token (OpenAI's limit is 20).
+        advised_sampling: Whether requests that do not say how to sample get what the model's
+            generation config advises; otherwise OpenAI's defaults.
         tokenizer_threads: Threads that encode and decode; the event loop never does.
         max_chars_per_token: A prompt of more characters than this × the engine's
             ``max_model_len`` is refused unread. The longest token of the common vocabularies
             is a run of 128 blanks, so no prompt that fits is refused.
 
     Raises:
-        ConfigError: A limit that is not positive, or two keys that are the same.
+        ConfigError: A limit that is not positive, two keys that are the same, or no origin.
     """
 
     api_keys: tuple[ApiKey, ...] = field(default=(), repr=False)
     key_limits: KeyLimits = field(default_factory=KeyLimits)
+    allow_origins: tuple[str, ...] = ()
     local_names_only: bool = False
     max_connections: int = 2048
     max_headers: int = 100
@@ -58,11 +66,14 @@ class ServerSettings:
     max_n: int = 16
     max_stop: int = 4
     max_logprobs: int = 20
+    advised_sampling: bool = True
     tokenizer_threads: int = 2
     max_chars_per_token: int = 128
 
     def __post_init__(self) -> None:
         KeyRing(self.api_keys)
+        for origin in self.allow_origins:
+            _check_origin(origin)
         for name in (
             "max_connections",
             "max_headers",
@@ -85,3 +96,11 @@ class ServerSettings:
     def _require(self, name: str, holds: bool, wanted: str) -> None:
         if not holds:
             raise ConfigError(f"{name} is {getattr(self, name)}: it must be {wanted}")
+
+
+def _check_origin(origin: str) -> None:
+    if not _ORIGIN.fullmatch(origin.lower()):
+        raise ConfigError(
+            f"{origin!r} is not an origin: give scheme, host and, if need be, port of one site, "
+            f"such as https://chat.example or http://localhost:3000"
+        )

@@ -12,6 +12,7 @@ from moeless.server.formats.base import unix_seconds
 from moeless.server.limits import Account
 from moeless.server.live import LiveFeed
 from moeless.server.metrics import ServerMetrics
+from moeless.server.readiness import Readiness
 from moeless.server.settings import ServerSettings
 from moeless.server.tokenizing import TokenizerPool
 from moeless.server.translation import RequestTranslator
@@ -28,6 +29,7 @@ class ServerState:
         tokenizer: Encodes off the event loop.
         translator: Bodies to plans.
         ready: Whether the engine can answer.
+        readiness: Whether it does.
         metrics_text: More Prometheus text, if there is any.
         experts_snapshot: State of the experts, if there is any.
         live: What the dashboard shows, if there are experts.
@@ -42,6 +44,7 @@ class ServerState:
     tokenizer: TokenizerPool
     translator: RequestTranslator
     ready: Callable[[], bool]
+    readiness: Readiness
     metrics_text: Callable[[], bytes] | None
     experts_snapshot: Callable[[], dict[str, Any]] | None
     accounts: dict[str, Account]

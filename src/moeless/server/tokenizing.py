@@ -43,7 +43,8 @@ class TokenizerPool:
         Raises:
             ApiError: Too long, or refused by the model's template.
         """
-        self._check_length(sum(len(message["content"]) for message in messages), "messages")
+        length = sum(len(text) for message in messages for text in message.values())
+        self._check_length(length, "messages")
         return tuple(await self._run(lambda: self._engine.encode_chat(messages), "messages"))
 
     async def decode(self, token_ids: Sequence[int]) -> str:

@@ -1,8 +1,9 @@
 """From validated bodies to plans: names, defaults and limits of the API."""
 
+import json
 import uuid
 
-from moeless.core.generation import SamplingParams
+from moeless.core.generation import SamplingDefaults, SamplingParams, TextEngine
 from moeless.server.errors import ApiError, context_exceeded
 from moeless.server.plan import GenerationPlan, plan_choices
 from moeless.server.schemas.chat import ChatBody
@@ -18,21 +19,18 @@ class RequestTranslator:
     """Turns bodies into plans for one served model.
 
     Args:
-        model_id: The only model there is.
-        max_model_len: Prompt plus completion tokens that fit.
+        engine: Serves the only model there is.
         tokenizer: Encodes off the event loop.
         settings: Limits.
     """
 
     def __init__(
-        self,
-        model_id: str,
-        max_model_len: int,
-        tokenizer: TokenizerPool,
-        settings: ServerSettings,
+        self, engine: TextEngine, tokenizer: TokenizerPool, settings: ServerSettings
     ) -> None:
-        self._model_id = model_id
-        self._max_model_len = max_model_len
+        self._model_id = engine.model_id
+        self._max_model_len = engine.max_model_len
+        advised = settings.advised_sampling
+        self._defaults = engine.sampling_defaults if advised else SamplingDefaults()
         self._tokenizer = tokenizer
         self._settings = settings
 
@@ -43,6 +41,7 @@ class RequestTranslator:
             ApiError: A field that cannot be honoured.
         """
         self._check_shared(body, prompts=1)
+        _refuse_tools(body)
         max_tokens, param = _chat_budget(body)
         logprobs = self._chat_logprobs(body)
         messages = [
@@ -50,11 +49,13 @@ class RequestTranslator:
                 "role": "system" if message.role == "developer" else message.role,
                 "content": message.content,
             }
+            # Who speaks, for templates that tell participants apart; others make nothing of it.
+            | ({} if message.name is None else {"name": message.name})
             for message in body.messages
         ]
         ids = await self._tokenizer.encode_chat(messages)
         room = self._room(len(ids), max_tokens, param=param, prompt_param="messages")
-        sampling = _sampling(body, max_tokens=max_tokens or room, logprobs=logprobs)
+        sampling = self._sampling(body, max_tokens=max_tokens or room, logprobs=logprobs)
         return plan_choices(
             f"chatcmpl-{uuid.uuid4().hex}",
             [(ids, sampling, "")],
@@ -72,12 +73,15 @@ class RequestTranslator:
         self._check_logprobs(body.logprobs, "logprobs")
         if body.best_of not in {None, body.choices}:
             raise ApiError(
-                f"best_of {body.best_of} is not supported: leave it out", param="best_of"
+                f"best_of {body.best_of} is not supported: leave it out",
+                param="best_of",
+                code="unsupported_value",
             )
         if body.echo and body.logprobs is not None:
             raise ApiError(
                 "echo cannot be combined with logprobs: the prompt's are not computed",
                 param="echo",
+                code="unsupported_value",
             )
         prompts = []
         for prompt in body.prompt:
@@ -87,7 +91,7 @@ class RequestTranslator:
             echo = ""
             if body.echo:
                 echo = prompt if isinstance(prompt, str) else await self._tokenizer.decode(prompt)
-            sampling = _sampling(body, max_tokens=max_tokens, logprobs=body.logprobs)
+            sampling = self._sampling(body, max_tokens=max_tokens, logprobs=body.logprobs)
             prompts.append((ids, sampling, echo))
         return plan_choices(
             f"cmpl-{uuid.uuid4().hex}", prompts, n=body.choices, prompt_param="prompt"
@@ -101,7 +105,8 @@ class RequestTranslator:
         """
         if model != self._model_id:
             raise ApiError(
-                f"the model {model[:200]!r} does not exist: this server has {self._model_id!r}",
+                f"the model {json.dumps(model[:200])} does not exist: this server has "
+                f"{json.dumps(self._model_id)}",
                 status=404,
                 param="model",
                 code="model_not_found",
@@ -117,8 +122,25 @@ class RequestTranslator:
         )
         if body.stream_options is not None and not body.stream:
             raise ApiError(
-                "stream_options needs stream: set stream to true", param="stream_options"
+                "stream_options needs stream: set stream to true",
+                param="stream_options",
+                code="invalid_value",
             )
+
+    def _sampling(
+        self, body: GenerationBody, *, max_tokens: int, logprobs: int | None
+    ) -> SamplingParams:
+        defaults = self._defaults
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=defaults.temperature if body.temperature is None else body.temperature,
+            top_p=defaults.top_p if body.top_p is None else body.top_p,
+            top_k=defaults.top_k if body.top_k is None else max(0, body.top_k),
+            seed=body.seed,
+            stop=body.stop,
+            logprobs=logprobs,
+            ignore_eos=bool(body.ignore_eos),
+        )
 
     def _check_logprobs(self, logprobs: int | None, param: str) -> None:
         _check_at_most(param, logprobs or 0, self._settings.max_logprobs)
@@ -129,7 +151,9 @@ class RequestTranslator:
             return body.top_logprobs or 0
         if body.top_logprobs:
             raise ApiError(
-                "top_logprobs needs logprobs: set logprobs to true", param="top_logprobs"
+                "top_logprobs needs logprobs: set logprobs to true",
+                param="top_logprobs",
+                code="invalid_value",
             )
         return None
 
@@ -139,7 +163,11 @@ class RequestTranslator:
         """Tokens left for the completion, at least 1."""
         limit = self._max_model_len
         if prompt_tokens == 0:
-            raise ApiError("the prompt is empty: give at least one token", param=prompt_param)
+            raise ApiError(
+                "the prompt is empty: give at least one token",
+                param=prompt_param,
+                code="empty_prompt",
+            )
         room = limit - prompt_tokens
         if room < 1:
             raise context_exceeded(
@@ -158,7 +186,20 @@ class RequestTranslator:
 
 def _check_at_most(what: str, value: int, limit: int, *, param: str | None = None) -> None:
     if value > limit:
-        raise ApiError(f"{what} is {value}: the limit is {limit}", param=param or what)
+        raise ApiError(
+            f"{what} is {value}: the limit is {limit}", param=param or what, code="invalid_value"
+        )
+
+
+def _refuse_tools(body: ChatBody) -> None:
+    """Tools may be named where none is to be called."""
+    for field, choice in (("tools", "tool_choice"), ("functions", "function_call")):
+        if getattr(body, field) and getattr(body, choice) != "none":
+            raise ApiError(
+                f'{field} cannot be called here: leave the field out, or send {choice} "none"',
+                param=field,
+                code="unsupported_value",
+            )
 
 
 def _chat_budget(body: ChatBody) -> tuple[int | None, str]:
@@ -168,21 +209,8 @@ def _chat_budget(body: ChatBody) -> tuple[int | None, str]:
         raise ApiError(
             f"max_completion_tokens {new} and max_tokens {old} differ: give one of them",
             param="max_tokens",
+            code="invalid_value",
         )
     if new is not None:
         return new, "max_completion_tokens"
     return old, "max_tokens"
-
-
-def _sampling(body: GenerationBody, *, max_tokens: int, logprobs: int | None) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=max_tokens,
-        # OpenAI's defaults, not the port's: a client that sends nothing expects sampling.
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=max(0, body.top_k or 0),
-        seed=body.seed,
-        stop=body.stop,
-        logprobs=logprobs,
-        ignore_eos=bool(body.ignore_eos),
-    )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from moeless.core.whole_file import written_whole
-from moeless.errors import ConfigError
+from moeless.errors import ConfigError, os_reason
 from moeless.simulator.recording import Recording
 
 
@@ -35,4 +35,4 @@ def write_dump(recordings: Mapping[str, Recording], path: Path) -> None:
         with written_whole(path) as partial, partial.open("wb") as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror or error})") from error
+        raise ConfigError(f"{path}: cannot be written ({os_reason(error)})") from error

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from moeless.errors import ConfigError, MissingExtraError
+from moeless.errors import ConfigError, MissingExtraError, os_reason
 from moeless.simulator.metrics import straggler_ratio_SL
 from moeless.simulator.recording import FloatArray, Recording, num_warm_up_steps
 
@@ -49,9 +49,7 @@ def write_plots(
             figure.savefig(directory / name, dpi=120)
             paths.append(directory / name)
     except OSError as error:
-        raise ConfigError(
-            f"{directory}: cannot be written to ({error.strerror or error})"
-        ) from error
+        raise ConfigError(f"{directory}: cannot be written to ({os_reason(error)})") from error
     return paths
 
 

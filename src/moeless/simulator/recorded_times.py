@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from moeless.core.events import (
     DemandTaken,
     Event,
+    EventsLost,
     InstanceEvicted,
     InstanceLoaded,
     LoadFailed,
@@ -116,6 +117,8 @@ class RecordedTimes:
         for event in events:
             if isinstance(event, LoadFailed | WorkerLost):
                 raise TraceError(f"the recorded run had a failure: {event.reason}")
+            if isinstance(event, EventsLost):
+                raise TraceError(f"{event.count} events of the recorded run are missing")
             if isinstance(event, SearchTaken) and moments:
                 moments[-1] = replace(moments[-1], searches=(*moments[-1].searches, event))
             if not isinstance(event, _DEALT_WITH):

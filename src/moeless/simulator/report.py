@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from moeless.core.whole_file import written_whole
-from moeless.errors import ConfigError
+from moeless.errors import ConfigError, os_reason
 from moeless.simulator.metrics import count_idle_layer_steps
 from moeless.simulator.recording import num_warm_up_steps
 from moeless.workloads.routing_trace import RoutingTrace
@@ -54,4 +54,4 @@ def write_report(report: dict[str, Any], path: Path) -> None:
         with written_whole(path) as partial:
             partial.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror or error})") from error
+        raise ConfigError(f"{path}: cannot be written ({os_reason(error)})") from error

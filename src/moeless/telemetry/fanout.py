@@ -23,6 +23,11 @@ class FanoutSink:
         """Times a sink raised."""
         return self._failures
 
+    @property
+    def lost(self) -> int:
+        """Events that a sink has lost, or has raised at."""
+        return self._failures + sum(getattr(sink, "lost", 0) for sink in self._sinks)
+
     def emit(self, event: Event) -> None:
         """Take one event."""
         for sink in self._sinks:

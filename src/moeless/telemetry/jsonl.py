@@ -1,6 +1,8 @@
 """Events in a file, one JSON object a line: written, and read again."""
 
+import contextlib
 import json
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import asdict
@@ -10,8 +12,10 @@ from threading import Lock
 import numpy as np
 
 from moeless.core import events
-from moeless.core.events import Event
-from moeless.errors import ConfigError
+from moeless.core.events import Event, EventsLost
+from moeless.errors import ConfigError, os_reason
+
+_log = logging.getLogger(__name__)
 
 _START = b'{"event": "'
 """How every line begins."""
@@ -21,7 +25,9 @@ class JsonlSink:
     """Appends events to a file that only its owner may read.
 
     A line holds the event's fields and its type under ``event``. Any thread may emit. A write
-    that fails (a full disk) loses that event and is counted; serving goes on.
+    that fails (a full disk) loses that event, and serving goes on. Lost events are counted, the
+    log has a line when it begins and one when it is over, and so has the file where they would
+    have been, an ``EventsLost``.
 
     Args:
         path: The file; created with mode 0600, and set to it if it exists.
@@ -42,12 +48,16 @@ class JsonlSink:
                 os.fchmod(descriptor, 0o600)
         except OSError as error:
             raise ConfigError(
-                f"cannot write events to {path}: {error.strerror}; name a file in a directory "
+                f"cannot write events to {path}: {os_reason(error)}; name a file in a directory "
                 f"that you may write to"
             ) from error
-        self._file = os.fdopen(descriptor, "w", encoding="utf-8", buffering=1)
+        self._path = path
+        self._descriptor: int | None = descriptor
         self._lock = Lock()
         self._lost = 0
+        self._missing: EventsLost | None = None
+        """What the file does not tell of yet."""
+        self._torn = False
 
     @property
     def lost(self) -> int:
@@ -56,21 +66,66 @@ class JsonlSink:
 
     def emit(self, event: Event) -> None:
         """Write one event."""
-        line = json.dumps({"event": type(event).__name__, **asdict(event)}, default=_plain) + "\n"
         with self._lock:
-            try:
-                self._file.write(line)
-            except (OSError, ValueError):
-                # ValueError: the file is closed already.
+            if self._descriptor is None:
                 self._lost += 1
+                return
+            missing = self._missing
+            try:
+                self._write(self._descriptor, _line(missing) + _line(event))
+            except OSError as error:
+                self._lost += 1
+                count = 1 if missing is None else missing.count + 1
+                self._missing = EventsLost(time_s=event.time_s, model=event.model, count=count)
+                if missing is None:
+                    _log.error(
+                        "events cannot be written to %s: %s; they are counted", self._path, error
+                    )
+                return
+            if missing is not None:
+                self._missing = None
+                _log.warning(
+                    "events are written to %s again; %d are lost", self._path, missing.count
+                )
 
     def close(self) -> None:
-        """Write what is buffered and close the file; later events are lost."""
+        """Close the file; later events are lost."""
         with self._lock:
-            try:
-                self._file.close()
-            except OSError:
-                self._lost += 1
+            if self._descriptor is not None:
+                with contextlib.suppress(OSError):
+                    self._write(self._descriptor, _line(self._missing))
+                os.close(self._descriptor)
+                self._descriptor = None
+
+    def _write(self, descriptor: int, lines: bytes) -> None:
+        """Write whole lines, or none: what would not fit is cut off again."""
+        if self._torn:
+            lines = b"\n" + lines
+        done = 0
+        try:
+            while done < len(lines):
+                done += os.write(descriptor, lines[done:])
+        except OSError:
+            if done:
+                self._torn = not _cut(descriptor, done)
+            raise
+        self._torn = False
+
+
+def _line(event: Event | None) -> bytes:
+    if event is None:
+        return b""
+    fields = {"event": type(event).__name__, **asdict(event)}
+    return json.dumps(fields, default=_plain).encode() + b"\n"
+
+
+def _cut(descriptor: int, count: int) -> bool:
+    """Take the last bytes off a file; returns whether that went well."""
+    try:
+        os.ftruncate(descriptor, os.fstat(descriptor).st_size - count)
+    except OSError:
+        return False
+    return True
 
 
 def _may_continue(path: Path) -> bool:

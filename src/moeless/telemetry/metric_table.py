@@ -38,8 +38,8 @@ def _gauge(name: str, unit: str, text: str, *labels: str) -> Metric:
     return Metric(name=name, kind="gauge", labels=("model", *labels), unit=unit, help=text)
 
 
-def _summary(name: str, text: str) -> Metric:
-    return Metric(name=name, kind="summary", labels=("model",), unit="seconds", help=text)
+def _summary(name: str, text: str, *labels: str) -> Metric:
+    return Metric(name=name, kind="summary", labels=("model", *labels), unit="seconds", help=text)
 
 
 METRICS: tuple[Metric, ...] = (
@@ -102,7 +102,20 @@ METRICS: tuple[Metric, ...] = (
         "Relative speed that plans are made for: what engines agree on, clear and for some time.",
         "device",
     ),
+    _counter("loaded_bytes", "bytes", "Weights that loads brought onto a device.", "device"),
+    _counter(
+        "loading_seconds",
+        "seconds",
+        "Time in which a device loaded; loaded bytes by it is the bandwidth of loads.",
+        "device",
+    ),
+    _summary(
+        "cold_start_seconds",
+        "From the order to load a replica until it was warm; quantiles of the newest 512.",
+        "device",
+    ),
     _counter("failed_loads", "loads", "Loads that failed and were rolled back.", "device"),
+    _counter("events_lost", "events", "Events that could not be written to the file of --events."),
 )
 
 

@@ -83,14 +83,18 @@ class RuntimeCollector:
             family.add_metric((model, *labels), value)
         return family
 
-    def _summary(self, metric: Metric, model: str, timing: Timing) -> "Family":
+    def _summary(
+        self, metric: Metric, model: str, timings: Iterable[tuple[tuple[str, ...], Timing]]
+    ) -> "Family":
         # The client's own summary family has no quantiles.
         name = PREFIX + metric.name
         family = self._families.Metric(name, metric.help, "summary")
-        for quantile, value in (("0.5", timing.p50_s), ("0.99", timing.p99_s)):
-            family.add_sample(name, {"model": model, "quantile": quantile}, value)
-        family.add_sample(f"{name}_count", {"model": model}, timing.count)
-        family.add_sample(f"{name}_sum", {"model": model}, timing.total_s)
+        for values, timing in timings:
+            labels = dict(zip(metric.labels, (model, *values), strict=True))
+            for quantile, value in (("0.5", timing.p50_s), ("0.99", timing.p99_s)):
+                family.add_sample(name, labels | {"quantile": quantile}, value)
+            family.add_sample(f"{name}_count", labels, timing.count)
+            family.add_sample(f"{name}_sum", labels, timing.total_s)
         return family
 
 
@@ -107,11 +111,13 @@ def register_runtime(
     return collector
 
 
-def _timings(snapshot: RuntimeSnapshot) -> dict[str, Timing]:
+def _timings(snapshot: RuntimeSnapshot) -> dict[str, list[tuple[tuple[str, ...], Timing]]]:
+    by_device = zip(snapshot.devices, snapshot.cold_start_s_D, strict=False)
     return {
-        "layer_forward_seconds": snapshot.layer_forward_s,
-        "plan_seconds": snapshot.plan_s,
-        "split_seconds": snapshot.split_s,
+        "layer_forward_seconds": [((), snapshot.layer_forward_s)],
+        "plan_seconds": [((), snapshot.plan_s)],
+        "split_seconds": [((), snapshot.split_s)],
+        "cold_start_seconds": [((device,), timing) for device, timing in by_device],
     }
 
 
@@ -137,6 +143,9 @@ def _samples(snapshot: RuntimeSnapshot) -> dict[str, list[Sample]]:
         "worker_restarts": _device_values(snapshot.devices, snapshot.worker_restarts_D),
         "device_speed": _device_values(snapshot.devices, snapshot.device_speed_D),
         "device_planned_speed": _device_values(snapshot.devices, snapshot.planned_speed_D),
+        "loaded_bytes": _device_values(snapshot.devices, snapshot.loaded_bytes_D),
+        "loading_seconds": _device_values(snapshot.devices, snapshot.loading_s_D),
+        "events_lost": [((), snapshot.events_lost)],
         "failed_loads": _device_values(snapshot.devices, snapshot.failed_loads_D),
         "device_state": [
             ((device, state), float(state == now))

@@ -116,6 +116,10 @@ class RuntimeSnapshot:
         gb_s_L: The same by layer, accounting to [L].
         worker_restarts_D: Times each device's worker was started again [D].
         failed_loads_D: Loads that failed on each device and were rolled back [D].
+        events_lost: Events that could not be written, of all models of the platform.
+        loaded_bytes_D: Bytes that loads have brought onto each device [D].
+        loading_s_D: Seconds in which each device loaded [D]; bytes by them is its bandwidth.
+        cold_start_s_D: From the order to load a replica until it was warm, on each device [D].
         device_speed_D: Relative speed that each device has shown of late [D], 1 unless it is much
             slower than the others; empty where nobody looks.
         planned_speed_D: Relative speed of each device that plans are made for [D].
@@ -154,6 +158,10 @@ class RuntimeSnapshot:
     gb_s_L: Mapping[str, tuple[float, ...]]
     worker_restarts_D: tuple[int, ...]
     failed_loads_D: tuple[int, ...] = ()
+    events_lost: int = 0
+    loaded_bytes_D: tuple[int, ...] = ()
+    loading_s_D: tuple[float, ...] = ()
+    cold_start_s_D: tuple[Timing, ...] = ()
     device_speed_D: tuple[float, ...] = ()
     planned_speed_D: tuple[float, ...] = ()
     device_states_D: tuple[str, ...] | None = None
@@ -203,4 +211,4 @@ def _to_json(value: Any) -> Any:
         return dict(vars(value))
     if isinstance(value, Mapping):
         return {key: list(counts) for key, counts in value.items()}
-    return list(value) if isinstance(value, tuple) else value
+    return [_to_json(item) for item in value] if isinstance(value, tuple) else value

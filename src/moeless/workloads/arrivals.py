@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from moeless.errors import TraceError
+from moeless.errors import TraceError, os_reason
 from moeless.workloads.input_file import require_file
 from moeless.workloads.trace_checks import check_not_negative, check_times
 
@@ -93,7 +93,7 @@ def read_arrivals(path: Path) -> Arrivals:
     except UnicodeDecodeError as error:
         raise TraceError(f"{path}: not a text file ({error.reason}); name a CSV file") from error
     except OSError as error:
-        raise TraceError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise TraceError(f"{path}: cannot be read ({os_reason(error)})") from error
     if not times_ns:
         raise TraceError(f"{path}: no requests after the header; add at least one row")
     # Differences of integers first: seconds since 1970 as floats would lose the last digits.

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from moeless.errors import ConfigError, MissingExtraError, TraceError
+from moeless.errors import ConfigError, MissingExtraError, RequestError, TraceError, os_reason
 from moeless.workloads.input_file import require_file
 from moeless.workloads.json_array import read_elements
 from moeless.workloads.prompt_record import PLAIN_FIELDS, TURN_FIELDS, find_prompt
@@ -54,7 +54,7 @@ def read_prompts(source: str, limit: int | None = None) -> list[str]:
     except UnicodeDecodeError as error:
         raise TraceError(f"{name}: not UTF-8 text ({error.reason}); convert the file") from error
     except OSError as error:
-        raise TraceError(f"{name}: cannot be read ({error.strerror or error})") from error
+        raise TraceError(f"{name}: cannot be read ({os_reason(error)})") from error
     if not found:
         raise TraceError(f"{name}: no prompts in it; name another source")
     return found
@@ -164,7 +164,10 @@ def _read_parquet(path: Path) -> Iterator[str]:
 
 
 def _require_prompt(record: object, where: str) -> str:
-    prompt = find_prompt(record)
+    try:
+        prompt = find_prompt(record)
+    except RequestError as error:
+        raise TraceError(f"{where}: the first turn of the human: {error}") from error
     if prompt is None:
         raise TraceError(f"{where}: no prompt in it; a record needs one of {_FIELDS}")
     return prompt

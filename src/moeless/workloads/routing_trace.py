@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeless.core.whole_file import written_whole
-from moeless.errors import TraceError
+from moeless.errors import TraceError, os_reason
 from moeless.workloads.npz_archive import read_arrays
 from moeless.workloads.trace_checks import (
     check_array,
@@ -175,7 +175,7 @@ def write_trace(trace: RoutingTrace, path: Path) -> None:
         with written_whole(path) as partial, partial.open("wb") as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
     except OSError as error:
-        raise TraceError(f"{path}: cannot be written ({error.strerror or error})") from error
+        raise TraceError(f"{path}: cannot be written ({os_reason(error)})") from error
 
 
 def _build_trace(arrays: dict[str, NDArray[Any]]) -> RoutingTrace:

@@ -1,6 +1,8 @@
 """Bad input to a command: one line that says what is wrong and what to do, and exit code 2."""
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,7 +40,7 @@ def fails(capfd):
         lines = [
             line
             for line in capfd.readouterr().err.splitlines()
-            if not line.startswith(("moeless: loading", "moeless: starting"))
+            if not line.startswith(("moeless: loading", "moeless: starting", "moeless: computing"))
         ]
         assert len(lines) == 1, lines
         assert lines[0].startswith("moeless: error: ")
@@ -202,6 +204,99 @@ def test_inspect_prints_what_a_budget_holds(mixtral, capfd):
     assert facts["functions"] == facts["moe_layers"] * facts["experts_per_layer"]
     assert facts["bytes_of_all_functions"] == facts["functions"] * facts["bytes_per_function"]
     assert facts["serves"] is True
+
+
+def test_inspect_refuses_what_serve_refuses(fails, broken):
+    path = broken / "model.safetensors"
+    tensors = load_file(path)
+    for lost in ("model.norm.weight", "q_proj", "gate.weight"):
+        kept = {key: tensor for key, tensor in tensors.items() if not key.endswith(lost)}
+        kept = {key: tensor for key, tensor in kept.items() if lost not in key}
+        save_file(kept, path, {"format": "pt"})
+        said = fails("inspect", broken)
+        assert lost in said
+        assert said == fails("serve", broken)
+    save_file(tensors, path, {"format": "pt"})
+    for file in broken.glob("tokenizer*"):
+        file.unlink()
+    assert fails("inspect", broken) == fails("serve", broken)
+
+
+def test_without_a_home_directory_that_is_said(fails, monkeypatch):
+    def unknown(uid):
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("MOELESS_CACHE_DIR", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for model in ("demo", "~/model"):
+        assert "set HOME, or MOELESS_CACHE_DIR" in fails("inspect", model)
+
+
+def test_a_model_without_chat_template_is_asked_to_go_on_with_raw_text(fails, mixtral):
+    line = fails("generate", mixtral, "Hello", "--invoker", "inline", "--devices", "cpu:1")
+    assert f"{mixtral} has no chat template; add --raw" in line
+
+
+@pytest.mark.parametrize("utf8", [True, False])
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_words_are_utf8_whatever_the_locale(mixtral, utf8, encoding):
+    command = [sys.executable, "-m", "moeless", "generate", str(mixtral)]
+    options = ["--raw", "--max-tokens", "1", "--invoker", "inline", "--devices", "cpu:1"]
+    word = "Grüße" if utf8 else os.fsdecode("Grüße".encode("latin-1"))
+    done = subprocess.run(
+        [*command, word, *options],
+        capture_output=True,
+        env={
+            **os.environ,
+            "LC_ALL": "C",
+            "PYTHONUTF8": "0",
+            "PYTHONCOERCECLOCALE": "0",
+            "PYTHONIOENCODING": encoding,
+        },
+    )
+    said = done.stderr.decode(encoding, "replace")
+    assert done.returncode == (0 if utf8 else 2), said
+    assert ("1 answer tokens" if utf8 else "PROMPT is not UTF-8 text") in said
+    assert "Traceback" not in said
+
+
+_NEEDS = "import resource, sys; resource.setrlimit(resource.{}, ({}, {}));"
+_RUNS = "from moeless.cli.main import run; sys.exit(run(sys.argv[1:]))"
+LARGEST = (
+    "File too large: the limit is 512 bytes in one file, shared memory included; .* ulimit -f"
+)
+OPEN = "Too many open files: the limit is 24 open files; raise it with ulimit -n"
+ANSWER = ["--raw", "--max-tokens", "2"]
+RECORD = ["--max-tokens", "1", "--limit", "2", "--prompts"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "command", "said"),
+    [
+        ("FSIZE", ["generate", "MODEL", "Hello", *ANSWER], LARGEST),
+        ("NOFILE", ["generate", "MODEL", "Hello", *ANSWER], OPEN),
+        ("FSIZE", ["record", "MODEL", *RECORD, "PROMPTS", "--out", "OUT/r.npz"], LARGEST),
+        ("FSIZE", ["record", "MODEL", *RECORD, "PROMPTS", "--gate-inputs", "OUT/g"], LARGEST),
+        ("FSIZE", ["plan", "LOADS", "--output", "json", "-o", "OUT/p.json"], LARGEST),
+        ("FSIZE", ["serve", "MODEL", "--port", "0", "--ledger", "OUT/l"], LARGEST),
+    ],
+)
+def test_a_resource_that_runs_out_is_told_with_its_limit(mixtral, tmp_path, limit, command, said):
+    (tmp_path / "prompts.txt").write_text("Hello\nHello again\n")
+    (tmp_path / "loads.csv").write_text("\n".join(["5,1,2,4"] * 40))
+    names = {"MODEL": str(mixtral), "OUT": str(tmp_path)}
+    names |= {"PROMPTS": str(tmp_path / "prompts.txt"), "LOADS": str(tmp_path / "loads.csv")}
+    words = [names.get(word, word.replace("OUT", str(tmp_path))) for word in command]
+    value = 24 if limit == "NOFILE" else 512
+    script = _NEEDS.format(f"RLIMIT_{limit}", value, value) + _RUNS
+    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert re.search(rf"moeless: error: .*{said}", last), done.stderr
+    assert "malformed" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (1, 2)
+    assert not (tmp_path / "p.json").exists()
 
 
 def test_generate_answers(mixtral, capfd):

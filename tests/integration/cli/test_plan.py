@@ -1,8 +1,13 @@
 """``moeless plan`` from the command line: figures, files, explanations, one-line errors."""
 
+import gzip
 import json
 import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from moeless.cli.main import run
@@ -78,7 +83,37 @@ def test_the_explanation_names_the_layer_and_every_expert(plan):
 def test_all_zero_loads_copy_nothing(plan, tmp_path):
     path = tmp_path / "zero.csv"
     path.write_text("0,0,0,0,0,0,0,0\n")
-    assert "0 replicas" in plan("--slots", 16, path=path)
+    said = plan("--slots", 16, path=path)
+    assert "0 replicas" in said
+    assert "No layer has a token" in said
+    assert "0.000" not in said
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdin"])
+@pytest.mark.parametrize("kind", ["csv", "npy", "json.gz"])
+def test_loads_come_through_a_pipe_too(tmp_path, name, kind):
+    table = np.array([line.split(",") for line in LOADS.split()], dtype=int)
+    path = tmp_path / f"loads.{kind}"
+    if kind == "npy":
+        np.save(path, table)
+    else:
+        text = LOADS if kind == "csv" else json.dumps({"logical_count": table.tolist()})
+        path.write_bytes(text.encode() if kind == "csv" else gzip.compress(text.encode()))
+    command = [sys.executable, "-m", "moeless", "plan", name, "--slots", "16", "--output", "json"]
+    done = subprocess.run(command, input=path.read_bytes(), capture_output=True, check=True)
+    report = json.loads(done.stdout)["report"]
+    assert report["loads"].startswith("stdin (")
+    assert [layer["tokens"] for layer in report["layers"]] == table.sum(axis=1).tolist()
+
+
+def test_what_is_wrong_in_a_pipe_is_told_of_the_pipe(plan, tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for content, said in ((b"", "fifo: the file is empty"), (b"\x00", "fifo: no known format")):
+        with ThreadPoolExecutor() as pool:
+            pool.submit(fifo.write_bytes, content)
+            assert f"error: {said}" in plan(code=2, path=fifo)
+    assert "/dev/null: is not a regular file" in plan(code=2, path="/dev/null")
 
 
 def test_the_loads_are_not_overwritten(plan, loads, tmp_path):

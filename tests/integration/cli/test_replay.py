@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from effort import PATIENCE_S
 from fakes.replays import draw_trace, make_trace
 from moeless.cli.main import run
 from moeless.workloads.routing_trace import write_trace
@@ -361,13 +362,13 @@ def test_an_interrupted_replay_leaves_no_process_behind(tmp_path):
         # A shell's background jobs ignore Ctrl-C, and so would all that they start.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + PATIENCE_S
     while len(children := _children(process.pid)) < 2:
         assert time.monotonic() < deadline_s
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert err.decode().strip().endswith("moeless: error: interrupted")
     # One that was being started when the signal came ends as soon as nobody hears its reports.

@@ -20,6 +20,8 @@ from moeless_experiments.studies.forecast_traces import Forecast, make_trace
 from moeless_experiments.studies.predictor_bench import SMALL_BATCHES
 from moeless_experiments.studies.predictor_kinds import RIDGE
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):

@@ -16,6 +16,7 @@ from equality_reference import (
     serving,
 )
 
+from effort import PATIENCE_S
 from fakes.trained_predictors import train_predictor
 from families import VOCABULARY
 from moeless.bootstrap.serving import learning_thread, live_first_layers, live_predictor
@@ -60,7 +61,7 @@ class EagerThread(LearningThread):
         with self._round_ended:
             # The round that is going on may have begun before.
             enough = self._rounds + 2
-            assert self._round_ended.wait_for(lambda: self._rounds >= enough, timeout=120)
+            assert self._round_ended.wait_for(lambda: self._rounds >= enough, timeout=PATIENCE_S)
 
     def _learn_once(self):
         self._learn_all()

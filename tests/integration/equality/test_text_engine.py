@@ -13,8 +13,6 @@ from moeless.config import EngineConfig, ExpertsConfig, PolicyConfig
 from moeless.core.cluster import parse_devices
 from moeless.core.generation import GenerationRequest, SamplingParams
 
-pytestmark = pytest.mark.slow  # a start of the workers takes seconds
-
 PROMPT_LENGTHS = (1, 2, 9, 17, 40, 1, 25, 64, 8)
 
 
@@ -49,7 +47,9 @@ def expected_tokens(model, prompt, max_tokens):
     return tokens[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("family", ["granitemoeshared", "gpt_oss"])
+@pytest.mark.parametrize(
+    "family", ["granitemoeshared", pytest.param("gpt_oss", marks=pytest.mark.slow)]
+)
 def test_requests_that_join_and_leave_get_the_tokens_of_generate_alone(
     family, reference_of, running_engine, splits
 ):

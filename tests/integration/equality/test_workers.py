@@ -14,7 +14,15 @@ from equality_reference import (
 
 from families import FAMILIES
 
-pytestmark = pytest.mark.slow  # a start of the workers takes seconds
+# A start of the workers takes seconds: one family stands for the others in the short run.
+SLOW = pytest.mark.slow
+SOON = ("granitemoeshared",)
+
+
+def families(names=FAMILIES):
+    """Names of families, most of them marked as slow."""
+    return [pytest.param(name, marks=() if name in SOON else SLOW) for name in names]
+
 
 PREDICTIONS = (
     {"predictor": "gate", "distance": 2},
@@ -23,7 +31,7 @@ PREDICTIONS = (
 )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families())
 def test_fixed_experts_on_two_workers_give_the_answers_of_transformers(family, reference_of):
     reference = reference_of(family)
     with serving(reference.directory, invoker="process", devices=2, policy="static") as served:
@@ -33,7 +41,7 @@ def test_fixed_experts_on_two_workers_give_the_answers_of_transformers(family, r
     assert snapshot.worker_restarts_D == (0, 0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families())
 def test_tokens_divided_over_two_workers_give_the_answers_of_transformers(
     family, reference_of, splits
 ):
@@ -44,6 +52,7 @@ def test_tokens_divided_over_two_workers_give_the_answers_of_transformers(
         )
 
 
+@SLOW
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fixed_experts_that_come_and_go_on_three_workers_give_the_answers_of_transformers(
     family, reference_of
@@ -56,6 +65,7 @@ def test_fixed_experts_that_come_and_go_on_three_workers_give_the_answers_of_tra
         assert_experts_came_and_went(served)
 
 
+@SLOW
 @pytest.mark.parametrize("number", range(len(FAMILIES)), ids=list(FAMILIES))
 def test_planned_experts_on_three_workers_compute_pieces_to_the_answers_of_transformers(
     number, reference_of, splits
@@ -77,7 +87,7 @@ def test_planned_experts_on_three_workers_compute_pieces_to_the_answers_of_trans
     assert snapshot.split_s.count > snapshot.layer_forward_s.count, "nothing came in pieces"
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "granitemoeshared", "llama4"])
+@pytest.mark.parametrize("family", families(["deepseek_v3", "granitemoeshared", "llama4"]))
 def test_by_default_experts_on_two_workers_give_the_answers_of_transformers(family, reference_of):
     reference = reference_of(family)
     with serving(reference.directory, invoker="process", devices=2, memory_factor=2.0) as served:
@@ -85,6 +95,7 @@ def test_by_default_experts_on_two_workers_give_the_answers_of_transformers(fami
         assert_same_answers(served, reference)
 
 
+@SLOW
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
 def test_planned_experts_that_come_and_go_on_two_workers_give_the_answers_of_transformers(
     family, reference_of

@@ -3,7 +3,6 @@
 import shutil
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 _TESTS = str(Path(__file__).resolve().parents[2])
@@ -14,6 +13,7 @@ import psutil  # noqa: E402 - the path to the shared modules comes first
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+import effort  # noqa: E402
 from families import make_tiny  # noqa: E402
 from moeless.bootstrap.serving.experts import start_experts  # noqa: E402
 from moeless.config import ExpertsConfig, PolicyConfig  # noqa: E402
@@ -122,15 +122,7 @@ def serve(runtime_dir):
 @pytest.fixture(scope="session")
 def wait_until():
     """Wait for something that another process does."""
-
-    def wait(condition, *, timeout_s=30.0):
-        deadline_s = time.monotonic() + timeout_s
-        while not (value := condition()):
-            assert time.monotonic() < deadline_s, "it did not happen in time"
-            time.sleep(0.02)
-        return value
-
-    return wait
+    return effort.wait_until
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,8 @@ import torch
 from moeless.errors import BudgetError, FunctionError, UnavailableError
 from moeless.functions.compute.experts import function_bytes
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("policy", ["static", "paper"])
 def test_with_room_for_one_layer_only_tokens_are_the_same_and_budgets_are_kept(

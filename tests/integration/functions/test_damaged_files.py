@@ -8,6 +8,8 @@ import pytest
 
 from moeless.errors import UnavailableError
 
+pytestmark = pytest.mark.slow
+
 NAME = "model.safetensors"
 
 

@@ -11,8 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from effort import PATIENCE_S
 from moeless.errors import ConfigError
 from moeless.functions.supervisor.admin_client import AdminClient
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +35,7 @@ def await_state(admin, wait_until):
 
     def wait(device, *states):
         return wait_until(
-            lambda: next(
-                (d for d in [admin.list_devices()[device]] if d["state"] in states), None
-            ),
-            timeout_s=240,
+            lambda: next((d for d in [admin.list_devices()[device]] if d["state"] in states), None)
         )
 
     return wait
@@ -78,11 +78,11 @@ def test_devices_join_and_leave_again_and_again_and_nothing_is_left(
         assert device == 2
         await_state(device, "up")
         seen = generating()
-        wait_until(lambda seen=seen: generating() > seen, timeout_s=240)
+        wait_until(lambda seen=seen: generating() > seen)
         held = admin.list_devices()[device]["held_bytes"]
         assert held > 0, "the planner uses a device that has joined"
         board = served.client.board
-        wait_until(lambda board=board: board.used_ns_LED[:, :, 2].any(), timeout_s=240)
+        wait_until(lambda board=board: board.used_ns_LED[:, :, 2].any())
         leaving = [0, 1, 2][cycle]
         admin.drain(leaving)
         found = await_state(leaving, "drained")
@@ -120,11 +120,11 @@ def test_a_smaller_budget_is_kept_to_and_a_larger_one_is_used(
     admin.set_budget(0, 3 * size + 1)
     wait_until(lambda: admin.list_devices()[0]["held_bytes"] <= 3 * size)
     seen = generating()
-    wait_until(lambda: generating() > seen + 1, timeout_s=240)
+    wait_until(lambda: generating() > seen + 1)
     assert admin.list_devices()[0]["held_bytes"] <= 3 * size
     admin.set_budget(0, first["budget_bytes"])
     assert admin.list_devices()[0]["budget_bytes"] == first["budget_bytes"]
-    wait_until(lambda: admin.list_devices()[0]["held_bytes"] > 3 * size, timeout_s=240)
+    wait_until(lambda: admin.list_devices()[0]["held_bytes"] > 3 * size)
 
 
 def test_what_devices_could_not_hold_is_refused_with_figures(served, admin):
@@ -207,7 +207,7 @@ def test_draining_can_be_taken_back_while_it_goes_on(
     assert tokens_of(served.model) == expected
     found = await_state(0, "up")
     assert found["budget_bytes"] > 0
-    wait_until(lambda: served.client.board.planned_LED[:, :, 0].any(), timeout_s=240)
+    wait_until(lambda: served.client.board.planned_LED[:, :, 0].any())
     assert tokens_of(served.model) == expected
 
 
@@ -216,7 +216,9 @@ def test_the_command_line_adds_drains_and_says_what_is_wrong(served, admin):
 
     def run(*arguments):
         command = [sys.executable, "-m", "moeless", "devices", *arguments, "--pool", pool]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
         return done.returncode, done.stdout + done.stderr
 
     assert run("drain", "7") == (2, "moeless: error: there is no device 7; devices are 0 to 3\n")

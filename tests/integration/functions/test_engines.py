@@ -15,6 +15,8 @@ import torch
 from moeless.errors import FunctionError
 from moeless.functions.supervisor.client import SupervisorClient
 
+pytestmark = pytest.mark.slow
+
 # An engine of its own process: it says that it has begun, then generates until it is killed.
 ENGINE = """
 import json, sys

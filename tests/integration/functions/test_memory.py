@@ -13,11 +13,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import MixtralConfig
 
+from effort import PATIENCE_S
 from moeless.functions.links.messages import receive
 
 LAYERS, EXPERTS, HIDDEN, INTERMEDIATE = 4, 8, 1024, 5632
 EXPERT_BYTES = 3 * HIDDEN * INTERMEDIATE * 2
 SLOTS = 6
+
+pytestmark = pytest.mark.slow
 
 ENGINE = """
 import json, sys
@@ -135,11 +138,10 @@ def idle_worker_rss():
         message, _ = receive(ours)
         assert message["op"] == "ready"
         rss = psutil.Process(worker.pid).memory_info().rss
-    worker.wait(timeout=30)
+    worker.wait(timeout=PATIENCE_S)
     return rss
 
 
-@pytest.mark.slow
 def test_the_engine_holds_no_expert_and_workers_keep_their_budget(large_checkpoint):
     assert LAYERS * EXPERTS * EXPERT_BYTES > 1e9
     budget = SLOTS * (EXPERT_BYTES + (1 << 20))
@@ -147,7 +149,7 @@ def test_the_engine_holds_no_expert_and_workers_keep_their_budget(large_checkpoi
         [sys.executable, "-c", ENGINE, str(large_checkpoint), str(budget)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
-        timeout=150,
+        timeout=PATIENCE_S,
         check=True,
     )
     found = json.loads(result.stdout.splitlines()[-1])

@@ -9,6 +9,8 @@ from moeless.core.memory_share import MemoryShare
 from moeless.errors import FunctionError
 from moeless.functions.compute.experts import function_bytes
 
+pytestmark = pytest.mark.slow
+
 SLOTS = 20  # of the small model, on each of two devices; one copy of all it has takes 12
 
 

@@ -16,6 +16,8 @@ from moeless.engines.transformers.loader import load_engine_model
 from moeless.functions.host.headroom import SMALL_BYTES, invocation_bytes
 from moeless.telemetry.metrics import register_runtime
 
+pytestmark = pytest.mark.slow
+
 LAYERS, EXPERTS, HIDDEN, INTERMEDIATE = 1, 8, 1024, 2048  # 25 MB an expert
 ROWS = 64
 

@@ -69,11 +69,10 @@ def test_after_an_engine_was_killed_its_supervisor_and_workers_end_and_leave_not
     assert not in_shared_memory()
 
 
-@pytest.mark.timeout(50)  # below the deadline of an invocation: the error does not wait for it
 def test_after_the_supervisor_was_killed_workers_end_and_the_engine_says_so(
     serve, reference, tokens_of, wait_until, all_ended
 ):
-    served = serve(reference[0])
+    served = serve(reference[0], invocation_timeout_s=3600)  # the error does not wait for it
     pids = served.worker_pids()
     supervisor = served.runtime.supervisor.process
     begin, calls = served.runtime.invoker.begin, []

@@ -4,9 +4,12 @@ import json
 import os
 import signal
 import threading
+import time
 
 import psutil
 import pytest
+
+pytestmark = pytest.mark.slow
 
 
 def interrupt(invoker, *, at, action):
@@ -60,6 +63,76 @@ def test_both_workers_killed_one_after_the_other_change_no_token(
     assert tokens_of(served.model) == expected
     assert served.client.report()["worker_restarts"] == [1, 1]
     served.close()
+
+
+@pytest.fixture
+def worker_does(tmp_path, monkeypatch):
+    """Have one worker do something in an invocation, once: Python that a test writes."""
+
+    def arrange(deed):
+        todo = tmp_path / "todo"
+        (tmp_path / "sitecustomize.py").write_text(
+            f"""
+import pathlib, sys
+if "moeless.functions.worker" in sys.orig_argv:
+    from moeless.functions.host.host import ExpertHost
+    invoke = ExpertHost.invoke
+    def invoke_and_act(self, *arguments, **keywords):
+        try:
+            pathlib.Path({str(todo)!r}).unlink()
+        except FileNotFoundError:
+            return invoke(self, *arguments, **keywords)
+        {deed}
+        return invoke(self, *arguments, **keywords)
+    ExpertHost.invoke = invoke_and_act
+"""
+        )
+        paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+        return todo
+
+    return arrange
+
+
+def test_a_worker_that_computes_for_long_is_waited_for_though_its_pulse_is_silent(
+    serve, reference, tokens_of, worker_does
+):
+    directory, expected = reference
+    began_s = time.perf_counter()
+    sum(range(10_000_000))
+    count = int(10_000_000 * 4 / (time.perf_counter() - began_s))
+    # One call that lets no other thread of the process run, for some seconds.
+    todo = worker_does(f"sum(range({count}))")
+    served = serve(directory)
+    before = served.worker_pids()
+    assert tokens_of(served.model) == expected
+    todo.touch()
+    assert tokens_of(served.model) == expected
+    assert not todo.exists()
+    assert served.client.report()["worker_restarts"] == [0, 0]
+    assert served.worker_pids() == before
+    served.close()
+
+
+def test_a_worker_that_lives_but_never_answers_is_replaced_and_changes_no_token(
+    serve, reference, tokens_of, worker_does, wait_until, tmp_path
+):
+    directory, expected = reference
+    todo = worker_does("import threading; threading.Event().wait()")
+    events = tmp_path / "events.jsonl"
+    served = serve(directory, invocation_timeout_s=0.5, events=events)
+    assert tokens_of(served.model) == expected
+    todo.touch()
+    assert tokens_of(served.model) == expected
+    wait_until(lambda: served.client.board.device_up_D.all())
+    assert sum(served.client.report()["worker_restarts"]) == 1
+    served.close()
+    assert lost_workers(events) == ["no answer within 0.5 s"]
+
+
+def lost_workers(events):
+    found = [json.loads(line) for line in events.read_text().splitlines()]
+    return [event["reason"] for event in found if event["event"] == "WorkerLost"]
 
 
 def test_a_worker_that_hangs_is_replaced_after_its_deadline_and_changes_no_token(
@@ -140,9 +213,7 @@ def test_a_worker_that_pauses_is_waited_for_and_one_that_hangs_is_given_up_while
     assert served.client.report()["worker_restarts"] == [0, 1]
     assert served.worker_pids()[0] == pausing
     served.close()
-    found = [json.loads(line) for line in events.read_text().splitlines()]
-    reasons = [event["reason"] for event in found if event["event"] == "WorkerLost"]
-    assert reasons == ["no sign of life for 1 s, and tokens wait for it"]
+    assert lost_workers(events) == ["no sign of life for 1 s, and tokens wait for it"]
 
 
 def test_a_lost_worker_is_replaced_by_one_that_stands_by_or_else_by_a_new_one(

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from effort import PATIENCE_S
 from moeless.core.generation import TextEngine
 from moeless.errors import (
     EngineError,
@@ -15,7 +16,6 @@ from moeless.errors import (
     UnavailableError,
 )
 
-PATIENCE_S = 20.0
 POISON = 313
 
 

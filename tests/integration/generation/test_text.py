@@ -1,12 +1,22 @@
 """Text, ends, log-probabilities, seeds, chat, observers: what a server sees."""
 
 import asyncio
+import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
+from moeless.core.generation import SamplingDefaults
 from moeless.engines.transformers.generation import GenerationObserver
+from moeless.engines.transformers.generation.model_facts import advised_sampling
+from moeless.engines.transformers.generation.text_codec import (
+    read_chat_template,
+    use_chat_template,
+)
+from moeless.engines.transformers.loader import load_engine_model
 from moeless.errors import ConfigError, ModelError, RequestError
 
 TEMPLATE = (
@@ -158,6 +168,66 @@ def test_chat_follows_the_template_or_says_why_not(granite, start_engine, tokeni
         assert caught.value.param == "messages"
     finally:
         tokenizer.chat_template = None
+
+
+def test_a_template_of_the_operator_s_takes_the_place_of_the_model_s(
+    granite, start_engine, tokenizer, tmp_path
+):
+    tokenizer.chat_template = "{{ raise_exception('the model has one of its own') }}"
+    engine, file = start_engine(granite), tmp_path / "template.jinja"
+    file.write_text(TEMPLATE)
+    try:
+        use_chat_template(tokenizer, read_chat_template(file))
+        ids = engine.encode_chat([{"role": "user", "content": "hi"}])
+        assert engine.decode(ids) == "user: hi\nassistant:"
+        with pytest.raises(ConfigError, match="line 2: "):
+            use_chat_template(tokenizer, "{# two lines #}\n{% for m in messages %}")
+    finally:
+        tokenizer.chat_template = None
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(None, "No such file"), (b"", "empty"), (b" \n", "empty"), (b"\xff", "not UTF-8")],
+)
+def test_a_file_without_a_template_is_refused_by_its_name(tmp_path, content, reason):
+    file = tmp_path / "template.jinja"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"template\.jinja.*{reason}"):
+        read_chat_template(file)
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "chat_template.json"])
+def test_a_template_is_found_wherever_a_checkpoint_keeps_it(granite, tokenizer, tmp_path, name):
+    granite.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    as_json = json.dumps({"chat_template": TEMPLATE})
+    (tmp_path / name).write_text(as_json if name.endswith("json") else TEMPLATE)
+    assert load_engine_model(tmp_path).tokenizer.chat_template == TEMPLATE
+
+
+@pytest.mark.parametrize(
+    ("given", "advised"),
+    [
+        ({}, (1.0, 1.0, 0)),
+        ({"temperature": 0.6, "top_p": 0.95, "top_k": 20}, (0.6, 0.95, 20)),
+        ({"temperature": 0, "do_sample": False}, (0.0, 1.0, 0)),
+        ({"temperature": -1, "top_p": 0, "top_k": 2.5}, (1.0, 1.0, 0)),
+        ({"temperature": float("nan"), "top_p": "much", "top_k": float("inf")}, (1.0, 1.0, 0)),
+    ],
+)
+def test_what_the_generation_config_advises_is_known_and_what_is_no_advice_left_out(
+    given, advised, caplog
+):
+    found = advised_sampling(SimpleNamespace(**given))
+    assert (found.temperature, found.top_p, found.top_k) == advised
+    assert len(caplog.records) == sum(advised == (1.0, 1.0, 0) for _ in given)
+
+
+def test_the_advice_of_a_checkpoint_reaches_the_engine(granite, start_engine):
+    granite.generation_config = GenerationConfig(temperature=0.7, top_k=40)
+    assert start_engine(granite).sampling_defaults == SamplingDefaults(temperature=0.7, top_k=40)
 
 
 def test_an_observer_hears_of_tokens_steps_and_ends(granite, start_engine, make_request):

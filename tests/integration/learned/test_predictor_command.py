@@ -23,6 +23,8 @@ from moeless.learned.shards import GateShards, ShardWriter, fingerprint_gates  #
 from moeless.learned.shards.files import sha256_of  # noqa: E402
 from moeless.workloads.routing_trace import read_trace  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 WORDS = [
     "rain",
     "spain",

@@ -13,6 +13,8 @@ from moeless.engines.transformers.generation.streams import EventStream
 from moeless.workloads.recording.recorder import RoutingRecorder
 from moeless.workloads.routing_trace import read_trace
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def model(reference_of):
@@ -176,7 +178,6 @@ def test_help_has_examples_and_needs_nothing_heavy():
     assert "--max-tokens 1" in done.stdout
 
 
-@pytest.mark.slow
 def test_experts_in_worker_processes_are_recorded_as_well(command, tmp_path):
     traces = []
     for invoker in ("process", "inline"):

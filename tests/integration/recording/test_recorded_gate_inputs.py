@@ -26,6 +26,8 @@ from moeless.learned.scoring import choose  # noqa: E402
 from moeless.learned.shards import GateShards, Shard, fingerprint_gates  # noqa: E402
 from moeless.workloads.routing_trace import read_trace  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 MAX_TOKENS = 9
 
 

@@ -10,7 +10,8 @@ if _TESTS not in sys.path:
 import httpx  # noqa: E402 - the path to the fakes comes first
 import pytest  # noqa: E402
 
-from fakes.live_server import PATIENCE_S, serve  # noqa: E402
+from effort import PATIENCE_S  # noqa: E402
+from fakes.live_server import serve  # noqa: E402
 from fakes.text_engine import FakeTextEngine  # noqa: E402
 
 

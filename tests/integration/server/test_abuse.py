@@ -1,8 +1,13 @@
 """Whatever a client sends, it gets an error in OpenAI's shape and harms nobody."""
 
+import gzip
 import json
 
 import pytest
+
+from moeless.server.schemas.chat import ChatBody
+from moeless.server.schemas.completions import CompletionBody
+from moeless.server.schemas.fields import Neutral
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -83,7 +88,9 @@ ONE_ENDPOINT = [
         "messages[0].content",
     ),
     (CHAT, {"messages": [*MESSAGES, {"role": "tool", "content": "x"}]}, "messages[1].role"),
-    (CHAT, {"messages": [{"role": "user", "content": "x", "name": "y"}]}, "messages[0].name"),
+    (CHAT, {"messages": [{"role": "user", "content": "x", "name": 5}]}, "messages[0].name"),
+    (COMPLETIONS, {"best_of": 2}, "best_of"),
+    (COMPLETIONS, {"echo": True, "logprobs": 1}, "echo"),
     (CHAT, {"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood"),
     (CHAT, {"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
     (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
@@ -138,6 +145,8 @@ def check(client):
         error = response.json()["error"]
         assert response.json().keys() == {"error"}
         assert error.keys() == {"message", "type", "param", "code"}
+        assert isinstance(error["code"], str), "programs tell errors apart by it"
+        assert error["code"]
         assert error["message"]
         assert "\n" not in error["message"]
         assert len(error["message"]) < 500
@@ -159,6 +168,39 @@ def test_a_wrong_field_is_a_400_that_names_it(client, check, path, fields, param
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
 def test_a_broken_body_is_a_400(client, check, body):
     check(client.post(COMPLETIONS, content=body), 400)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "gzip, identity"])
+def test_a_body_in_an_encoding_is_a_415_that_says_so(client, check, encoding):
+    body = gzip.compress(json.dumps(body_of(COMPLETIONS)).encode())
+    headers = {"content-encoding": encoding}
+    error = check(client.post(COMPLETIONS, content=body, headers=headers), 415)
+    assert "Content-Encoding" in error["message"]
+
+
+def neutral_fields():
+    """Each field that only takes what asks for nothing, with that."""
+    for path, model in ((CHAT, ChatBody), (COMPLETIONS, CompletionBody)):
+        for name, field in model.model_fields.items():
+            for mark in field.metadata:
+                if isinstance(mark, Neutral) and mark.allowed:
+                    yield path, name, mark.allowed[0]
+
+
+@pytest.mark.parametrize(("path", "name", "allowed"), list(neutral_fields()))
+def test_what_an_error_offers_can_be_sent_as_it_is_written(client, check, path, name, allowed):
+    error = check(client.post(path, json=body_of(path, **{name: {"no": "such"}})), 400, name)
+    offer = error["message"].partition(" or send ")[2]
+    assert json.loads(offer) == allowed
+    content = raw(path, f'"{name}": {offer}'.encode())
+    assert client.post(path, content=content).status_code == 200
+
+
+def test_a_list_of_what_may_be_sent_is_spelled_as_json(client, check):
+    messages = [{"role": "nobody", "content": "x"}]
+    error = check(client.post(CHAT, json=body_of(CHAT, messages=messages)), 400)
+    assert '"user"' in error["message"]
+    assert "'" not in error["message"]
 
 
 @pytest.mark.parametrize("field", ["model", "messages"])
@@ -205,13 +247,11 @@ def test_other_media_types_are_a_415(client, check):
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
         ("GET", "/docs", 404),
         ("GET", "/redoc", 404),
-        ("GET", "/v1/models/", 404),
         ("GET", "/v1/models/none", 404),
         ("POST", "/v1/embeddings", 404),
-        ("GET", "/v1/chat/completions/", 404),
+        ("GET", "/v1/chat/completions/", 405),
         ("GET", "/moeless/experts", 404),
         ("GET", "/%ff%00/%0d%0a", 404),
         ("GET", CHAT, 405),

@@ -1,8 +1,15 @@
 """``POST /v1/chat/completions``."""
 
+import httpx
 import pytest
 
+from fakes.live_server import serve
 from fakes.sse import parse_events, texts_by_index
+from fakes.text_engine import FakeTextEngine
+from moeless.core.generation import SamplingDefaults
+from moeless.server import ServerSettings
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
 def test_an_answer_has_openais_shape(chat, engine):
@@ -84,6 +91,31 @@ def test_an_absent_temperature_is_openais_default(chat, engine):
     assert engine.submitted[0].sampling.temperature == 1.0
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("asked", "advised", "expected"),
+    [
+        ({}, True, (0.6, 0.9, 20)),
+        ({"temperature": None, "top_p": None, "top_k": None}, True, (0.6, 0.9, 20)),
+        ({"temperature": 0, "top_p": 1}, True, (0.0, 1.0, 20)),
+        ({"top_k": 0}, True, (0.6, 0.9, 0)),
+        ({"top_k": -1}, True, (0.6, 0.9, 0)),
+        ({}, False, (1.0, 1.0, 0)),
+    ],
+)
+def test_what_a_request_leaves_open_is_sampled_as_the_model_advises_if_that_is_wanted(
+    path, asked, advised, expected
+):
+    engine = FakeTextEngine(defaults=SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20))
+    body = {"model": "fake/model", "max_tokens": 1} | asked
+    prompt = {"prompt": "Hi"} if path == "/v1/completions" else {"messages": MESSAGES}
+    with serve(engine, settings=ServerSettings(advised_sampling=advised)) as server:
+        assert httpx.post(f"{server.url}{path}", json=body | prompt).status_code == 200
+    (request,) = engine.submitted
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == expected
+
+
 def test_several_choices_differ_and_the_first_is_that_of_n_1(chat, engine):
     one = chat(seed=5).json()
     three = chat(seed=5, n=3).json()
@@ -159,6 +191,23 @@ def test_fields_that_ask_for_nothing_are_accepted(chat):
     assert chat(**neutral).status_code == 200
 
 
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+
+
+def test_tools_that_are_not_to_be_called_are_accepted(chat):
+    assert chat(tools=TOOLS, tool_choice="none").status_code == 200
+    assert chat(functions=[{"name": "look"}], function_call="none").status_code == 200
+
+
+def test_the_name_of_a_speaker_is_told_to_the_template(chat, monkeypatch, engine):
+    told = []
+    encode = engine.encode_chat
+    monkeypatch.setattr(engine, "encode_chat", lambda m: told.extend(m) or encode(m))
+    turns = [{"role": "user", "content": "Hi", "name": "Ann"}, {"role": "user", "content": "Ho"}]
+    assert chat(messages=turns).status_code == 200
+    assert told == turns
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -166,7 +215,7 @@ def test_fields_that_ask_for_nothing_are_accepted(chat):
         ("presence_penalty", True),
         ("presence_penalty", False),
         ("logit_bias", {"5": 1}),
-        ("tools", [{"type": "function"}]),
+        ("tools", TOOLS),
         ("tool_choice", "auto"),
         ("functions", [{}]),
         ("function_call", "auto"),

@@ -13,8 +13,10 @@ import httpx
 import psutil
 import pytest
 
-from fakes.live_server import PATIENCE_S
+from effort import PATIENCE_S
 from fakes.text_engine import FakeTextEngine
+
+pytestmark = pytest.mark.slow
 
 BODY = {"model": "fake/model", "prompt": "Hi", "temperature": 0}
 CROWD = 2000
@@ -27,7 +29,7 @@ def process():
         [sys.executable, Path(__file__).with_name("serve_fake.py"), "0", "inf"],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(tests)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tests), *sys.path])},
     )
     try:
         started.url = started.stdout.readline().strip()

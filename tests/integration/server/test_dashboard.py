@@ -17,6 +17,7 @@ from fakes.text_engine import FakeTextEngine
 from moeless.errors import FunctionError
 from moeless.server import ApiKey, ServerSettings
 from moeless.server.live import pack
+from moeless.server.metrics import TokenRate
 
 VENDORED = {
     "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
@@ -80,7 +81,6 @@ def test_the_chart_library_is_the_one_that_was_pinned(name):
 @pytest.mark.parametrize(
     "name",
     [
-        "",
         "nothing.js",
         "../keys.py",
         "..%2fkeys.py",
@@ -110,11 +110,28 @@ def test_requests_show_in_the_state():
         httpx.post(f"{server.url}/v1/completions", json=body)
         found = httpx.get(f"{server.url}/moeless/live").json()["requests"]
     assert (found["prompt_tokens"], found["generated_tokens"]) == (2, 5)
+    assert found["tokens_per_second"] > 0
     assert (found["ttft"]["count"], found["tpot"]["count"], found["duration"]["count"]) == (
         1,
         1,
         1,
     )
+
+
+def test_the_rate_is_the_mean_of_the_newest_seconds_from_the_first_token_on():
+    now = [1000.25]
+    rate = TokenRate(lambda: now[0])
+    assert rate.per_second() == 0
+    rate.add(30)
+    assert rate.per_second() == 30, "a server that has just begun"
+    for _ in range(20):
+        now[0] += 1
+        rate.add(30)
+    assert rate.per_second() == pytest.approx(5 * 30 / 4.25)
+    now[0] += 4
+    assert 0 < rate.per_second() < 10
+    now[0] += 1
+    assert rate.per_second() == 0
 
 
 def test_one_layer_is_shown_in_detail(url):

@@ -3,11 +3,13 @@
 import httpx
 import pytest
 
-from fakes.live_server import PATIENCE_S, serve
+from effort import PATIENCE_S, wait_until
+from fakes.live_server import serve
 from fakes.sse import parse_events, texts_by_index
 from fakes.text_engine import FakeTextEngine
-from moeless.errors import EngineError, UnavailableError
+from moeless.errors import EngineError, FunctionError, RequestError, UnavailableError
 from moeless.server import ServerSettings
+from moeless.server.errors import without_paths
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -74,6 +76,136 @@ def test_a_stream_that_fails_says_so_and_is_closed(chat, engine, failure, status
     assert texts_by_index(chunks) == {0: engine.answer_to(engine.submitted[0])[0][:3]}
     assert "a device is lost" in last["error"]["message"]
     assert last["error"]["type"] == kind
+
+
+PATHS = [
+    "/home/ann/models/OLMoE/model-00001.safetensors",
+    "/home/ann/my models/x/config.json",
+    "~/models/x/config.json",
+    "/srv/x",
+]
+
+
+@pytest.fixture(params=PATHS)
+def tells_path(request):
+    """A message of the engine with a path, and what of that nobody may see."""
+    folder = request.param.rpartition("/")[0] + "/"
+    return f"layer 1, expert 2: shard {request.param} is missing; download it", folder
+
+
+def refuse_to_encode(engine, text):
+    def refuse(_):
+        raise RequestError(text)
+
+    engine.encode = refuse
+
+
+def fail_with(error):
+    return lambda engine, text: break_engine(engine, {"fail_with": error(text)})
+
+
+WAYS = {
+    "down": lambda engine, text: setattr(engine, "down", text),
+    "raises": fail_with(EngineError),
+    "is unavailable": fail_with(UnavailableError),
+    "ends": lambda engine, text: break_engine(engine, {"fails_with_reason": text}),
+    "may return": lambda engine, text: break_engine(
+        engine, {"fails_with_reason": text, "fails_unavailable": True}
+    ),
+    "refuses": refuse_to_encode,
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_clients_are_not_told_where_files_are_on_the_server(tells_path, way, stream):
+    text, folder = tells_path
+    engine = FakeTextEngine()
+    WAYS[way](engine, text)
+
+    def lost():
+        raise FunctionError(text)
+
+    with serve(engine, experts_snapshot=lost, live=lost) as server:
+        answers = [post(server, stream=stream) for _ in range(4)]
+        answers += [
+            httpx.get(f"{server.url}{path}")
+            for path in ("/health", "/moeless/experts", "/moeless/live")
+        ]
+    assert "is missing; download it" in answers[0].text
+    assert [answer.url.path for answer in answers if folder in answer.text] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the engine is starting: see http://127.0.0.1:8000/health",
+        "12 tokens/s, model fake/model, 1/2 of the layers, and/or",
+        "layer 3: experts 0, 1 were not loaded within 60 s",
+    ],
+)
+def test_what_is_no_path_is_told_as_it_is(text):
+    assert without_paths(text) == text
+
+
+def post(server, **fields):
+    body = {"model": "fake/model", "prompt": "Hi"} | fields
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE_S)
+
+
+def health(server):
+    return httpx.get(f"{server.url}/health")
+
+
+def test_a_server_whose_requests_all_fail_is_not_ready_until_it_works_again_by_itself(caplog):
+    engine = FakeTextEngine()
+    with serve(engine) as server:
+        break_engine(engine, {"fail_with": GONE})
+        for count in range(3):
+            assert health(server).status_code == 200, f"after {count} failures"
+            assert post(server).status_code == 503
+        answer = health(server)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "degraded"
+        assert "the last 3 requests could not be served" in answer.json()["error"]["message"]
+        assert post(server).status_code == 503, "it is tried all the same"
+        engine.reset()
+        wait_until(lambda: health(server).status_code == 200)
+        assert [r.request_id.partition("-")[0] for r in engine.submitted] == ["probe"]
+        assert engine.submitted[0].prompt_ids == tuple(map(ord, "Hi"))
+    told = [r.getMessage() for r in caplog.records if r.name == "moeless.server.readiness"]
+    assert len(told) == 2
+
+
+def test_a_request_that_is_served_makes_the_server_ready_at_once():
+    engine = FakeTextEngine()
+    with serve(engine) as server:
+        break_engine(engine, {"fail_with": None, "fails_unavailable": True})
+        for _ in range(3):
+            post(server, stream=True)
+        assert health(server).status_code == 503
+        engine.fail_after = None
+        assert post(server).status_code == 200
+        assert health(server).status_code == 200
+
+
+def test_what_fails_at_the_same_time_or_for_a_reason_of_its_own_leaves_the_server_ready():
+    engine = FakeTextEngine()
+    with serve(engine) as server:
+        break_engine(engine, {"fail_with": GONE})
+        assert post(server, n=8).status_code == 503
+        assert health(server).status_code == 200
+        engine.reset()
+        assert post(server).status_code == 200
+        for fields, how in (
+            ({}, {"fail_with": EngineError("odd")}),
+            ({}, {"fail_with": KeyError("odd")}),
+            ({"prompt": ""}, {}),
+        ):
+            break_engine(engine, how)
+            for _ in range(5):
+                assert post(server, **fields).status_code >= 400
+            assert health(server).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])

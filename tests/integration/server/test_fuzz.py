@@ -9,6 +9,8 @@ from fakes.live_server import serve
 from fakes.text_engine import FakeTextEngine
 from moeless.server import ApiKey, ServerSettings
 
+pytestmark = pytest.mark.slow
+
 BODY = {"model": "fake/model", "prompt": "Hi", "temperature": 0}
 KEY = {"Authorization": "Bearer secret"}
 

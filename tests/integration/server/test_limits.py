@@ -3,7 +3,8 @@
 import httpx
 import pytest
 
-from fakes.live_server import PATIENCE_S, serve
+from effort import PATIENCE_S
+from fakes.live_server import serve
 from fakes.text_engine import FakeTextEngine
 from moeless.server import ApiKey, KeyLimits, ServerSettings
 from moeless.server.errors import ApiError

@@ -7,7 +7,8 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from fakes.live_server import PATIENCE_S, serve, wait_until
+from effort import PATIENCE_S, wait_until
+from fakes.live_server import serve
 from fakes.text_engine import FakeTextEngine
 from moeless.errors import ConfigError
 from moeless.server import ApiKey, ServerSettings

@@ -27,6 +27,54 @@ def test_the_model_is_listed_and_found_by_its_id(client):
     assert client.get("/v1/models/fake/model").json() == model
 
 
+PATHS = ["/health", "/v1/models", "/v1/models/fake/model", "/metrics", "/openapi.json"]
+PATHS += ["/dashboard", "/dashboard/main.js", "/moeless/experts"]
+
+
+@pytest.fixture(scope="module")
+def watched():
+    with (
+        serve(FakeTextEngine(), experts_snapshot=lambda: {"layers": []}) as server,
+        httpx.Client(base_url=server.url) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_whatever_can_be_got_answers_probes_that_ask_for_its_head(watched, path):
+    got, head = watched.get(path), watched.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == got.headers["content-type"]
+    if path != "/metrics":  # which has counted the first request
+        assert head.headers["content-length"] == got.headers["content-length"]
+
+
+def test_the_head_of_what_cannot_be_got_is_refused_as_getting_it(watched):
+    assert watched.head("/nowhere").status_code == 404
+    assert watched.head("/v1/completions").status_code == 405
+    assert watched.post("/health").headers["allow"] == "GET, HEAD"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_slash_at_the_end_of_a_path_changes_nothing(watched, path):
+    plain, slashed = watched.get(path), watched.get(f"{path}/")
+    assert slashed.status_code == 200
+    assert slashed.headers["content-type"] == plain.headers["content-type"]
+    if path != "/metrics":
+        assert slashed.content == plain.content
+
+
+def test_prompts_may_be_sent_to_a_path_with_a_slash(client):
+    body = {"model": "fake/model", "prompt": "Hi"}
+    assert client.post("/v1/completions/", json=body).status_code == 200
+
+
+def test_who_opens_the_server_in_a_browser_sees_the_dashboard(client):
+    response = client.get("/", follow_redirects=True)
+    assert response.url.path == "/dashboard"
+    assert "<html" in response.text
+
+
 def test_health_tells_the_queue(client):
     assert client.get("/health").json() == {"status": "ok", "running": 0, "waiting": 0}
 

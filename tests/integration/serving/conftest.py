@@ -10,9 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from effort import PATIENCE_S
 from families import make_tiny, make_tokenizer
 
-PATIENCE_S = 60
+ENDS_BY = {signal.SIGTERM: -signal.SIGTERM, signal.SIGINT: 0}
+"""How one ends that serves, by the signal that it was sent."""
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -36,6 +38,8 @@ class ServeProcess:
         self.runtime_dir = runtime_dir
         environment = dict(os.environ, XDG_RUNTIME_DIR=str(runtime_dir), OMP_NUM_THREADS="1")
         command = [sys.executable, "-m", "moeless", "serve", str(model), "--port", "0", *options]
+        if not {"--pool", "--invoker"} & set(options):
+            command += ["--invoker", "process"]  # what starts the most that has to end
         self.process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -50,17 +54,18 @@ class ServeProcess:
         assert self.url, self.process.stderr.read()
         self.family = psutil.Process(self.process.pid).children(recursive=True)
 
-    def stop(self, sign: int = signal.SIGTERM, *, within_s: float = 5.0) -> int:
-        """Send a signal and wait; returns the exit code."""
+    def stop(self, sign: int = signal.SIGTERM) -> int:
+        """Send a signal and wait; returns 0 if it ended as it should, else the exit code."""
         self.process.send_signal(sign)
-        code = self.process.wait(timeout=within_s)
+        code = self.process.wait(timeout=PATIENCE_S)
+        code = 0 if code == ENDS_BY.get(sign) else code
         self.process.stdout.close()
         self.process.stderr.close()
         return code
 
     def left_behind(self) -> list[psutil.Process]:
-        """Processes that it started and that still live after a moment."""
-        return psutil.wait_procs(self.family, timeout=2.0)[1]
+        """Processes that it started and that do not end."""
+        return psutil.wait_procs(self.family, timeout=PATIENCE_S)[1]
 
 
 @pytest.fixture
@@ -76,7 +81,7 @@ def start_serving(tmp_path):
     yield start
     for server in started:
         if server.process.poll() is None:
-            server.stop(within_s=PATIENCE_S)
+            server.stop()
 
 
 @pytest.fixture(scope="module")
@@ -85,4 +90,4 @@ def serving(model_dir, tmp_path_factory):
     options = ["--dtype", "float32", "--max-waiting", "400", "--max-model-len", "512"]
     server = ServeProcess(model_dir, *options, runtime_dir=tmp_path_factory.mktemp("runtime"))
     yield server
-    server.stop(within_s=PATIENCE_S)
+    server.stop()

@@ -8,6 +8,7 @@ import os
 import httpx
 import pytest
 
+from effort import PATIENCE_S
 from fakes.fuzzing import fuzz
 
 BODY = {"model": "tiny-granite", "prompt": "Hello", "temperature": 0, "max_tokens": 12}
@@ -23,7 +24,9 @@ def test_made_up_requests_get_foreseen_answers_and_leave_the_server_as_it_was(
     server = start_serving(model_dir, "--dtype", "float32", "--max-model-len", "64")
 
     def answer():
-        return httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=60).json()["choices"]
+        return httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=PATIENCE_S).json()[
+            "choices"
+        ]
 
     before = answer()
     tally = fuzz(server.url, examples=EXAMPLES, number=2)

@@ -13,7 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from effort import PATIENCE_S
 from moeless.cli.main import run
+
+pytestmark = pytest.mark.slow
 
 
 class PoolProcess:
@@ -35,7 +38,7 @@ class PoolProcess:
 
     def stop(self, sign):
         self.process.send_signal(sign)
-        code = self.process.wait(timeout=20)
+        code = self.process.wait(timeout=PATIENCE_S)
         self.process.stdout.close()
         self.process.stderr.close()
         return code
@@ -75,7 +78,7 @@ def ask(server):
         data=json.dumps(body).encode(),
         headers={"content-type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         return json.load(answer)["choices"][0]["text"]
 
 
@@ -95,8 +98,8 @@ def test_a_server_attaches_and_its_end_or_death_leaves_the_pool_as_it_was(
     server.stop(signal.SIGKILL)
     assert pool.process.poll() is None
     assert all(worker.is_running() for worker in pool.workers)
-    assert pool.stop(signal.SIGTERM) == 0
-    assert not psutil.wait_procs(pool.workers, timeout=10)[1]
+    assert pool.stop(signal.SIGTERM) == -signal.SIGTERM
+    assert not psutil.wait_procs(pool.workers, timeout=PATIENCE_S)[1]
     assert not directory.exists()
 
 

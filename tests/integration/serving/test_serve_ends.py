@@ -2,12 +2,16 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
+
+from effort import PATIENCE_S
 
 STREAM = {
     "model": "tiny-granite",
@@ -22,8 +26,10 @@ def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()}
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_within_five_seconds_and_leaves_nothing(model_dir, start_serving, sign):
+@pytest.mark.parametrize(
+    "sign", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
+def test_a_signal_ends_it_and_leaves_nothing(model_dir, start_serving, sign):
     before = shared_memory()
     server = start_serving(model_dir, "--max-model-len", "512")
     assert len(server.family) >= 3, "a supervisor and two workers"
@@ -31,7 +37,7 @@ def test_a_signal_ends_it_within_five_seconds_and_leaves_nothing(model_dir, star
 
     def read() -> None:
         url = f"{server.url}/v1/chat/completions"
-        with httpx.stream("POST", url, json=STREAM, timeout=60) as response:
+        with httpx.stream("POST", url, json=STREAM, timeout=PATIENCE_S) as response:
             for line in response.iter_lines():
                 started.set()
                 if line == "data: [DONE]":
@@ -39,52 +45,70 @@ def test_a_signal_ends_it_within_five_seconds_and_leaves_nothing(model_dir, star
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert started.wait(60)
+    assert started.wait(PATIENCE_S)
     assert server.stop(sign) == 0
-    reader.join(60)
+    reader.join(PATIENCE_S)
     assert ended.is_set(), "an open stream is ended, not torn off"
     assert server.left_behind() == []
     assert shared_memory() <= before
     assert list(server.runtime_dir.iterdir()) == []
 
 
-def test_a_signal_while_it_starts_leaves_nothing(model_dir, tmp_path):
-    import subprocess
-    import sys
+# What a server has said last when the signal comes; nothing: at once.
+MOMENTS = [None, "loading everything but the experts", "starting experts", "workers run"]
 
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_it_ends_in_the_same_way_whenever_the_system_asks_it_to(model_dir, tmp_path, moment):
     command = [sys.executable, "-m", "moeless", "serve", str(model_dir), "--port", "0"]
+    command += ["--invoker", "process"]
     environment = dict(os.environ, XDG_RUNTIME_DIR=str(tmp_path), OMP_NUM_THREADS="1")
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    for line in process.stderr:
-        if "starting expert workers" in line:
-            break
+    last = MOMENTS[2] if moment == "workers run" else moment
+    while last is not None and last not in process.stderr.readline():
+        assert process.poll() is None
     me = psutil.Process(process.pid)
-    while process.poll() is None and len(me.children(recursive=True)) < 2:
-        pass
+    while moment == "workers run" and len(me.children(recursive=True)) < 2:
+        assert process.poll() is None
     family = me.children(recursive=True)
     process.send_signal(signal.SIGTERM)
-    process.wait(timeout=10)
+    assert process.wait(timeout=PATIENCE_S) == -signal.SIGTERM
+    assert "rror" not in process.stderr.read()
     process.stderr.close()
-    assert psutil.wait_procs(family, timeout=5.0)[1] == []
+    assert psutil.wait_procs(family, timeout=PATIENCE_S)[1] == []
     assert list(tmp_path.iterdir()) == []
 
 
+def test_devices_that_share_one_memory_are_served_without_a_process(model_dir, start_serving):
+    server = start_serving(model_dir, "--invoker", "auto", "--devices", "cpu:2")
+    assert server.family == []
+    shown = httpx.get(f"{server.url}/moeless/experts").json()
+    assert shown["devices"] == ["cpu:0", "cpu:1"]
+    short = STREAM | {"stream": False, "max_tokens": 4}
+    url = f"{server.url}/v1/chat/completions"
+    assert httpx.post(url, json=short, timeout=PATIENCE_S).status_code == 200
+    assert server.stop() == 0
+
+
+@pytest.mark.slow
 def test_a_killed_engine_takes_its_supervisor_and_workers_along(model_dir, start_serving):
     server = start_serving(model_dir)
     server.process.kill()
     server.process.wait()
-    assert psutil.wait_procs(server.family, timeout=20.0)[1] == []
+    assert psutil.wait_procs(server.family, timeout=PATIENCE_S)[1] == []
     assert list(server.runtime_dir.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_server_whose_supervisor_is_gone_says_so(model_dir, start_serving):
     server = start_serving(model_dir)
     assert httpx.get(f"{server.url}/health").status_code == 200
     supervisor = next(p for p in server.family if "supervisor_process" in " ".join(p.cmdline()))
     supervisor.kill()
-    psutil.wait_procs(server.family, timeout=20.0)
+    psutil.wait_procs(server.family, timeout=PATIENCE_S)
     assert httpx.get(f"{server.url}/health").status_code == 503
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=STREAM | {"stream": False})
     assert answer.status_code == 503

@@ -7,9 +7,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from effort import PATIENCE_S
 from fakes.trained_predictors import train_predictor
 from families import FAMILIES, VOCABULARY, make_tokenizer
 from moeless.cli.main import run
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,7 @@ def test_a_trained_predictor_serves_and_is_named(model_dir, trained, start_servi
         "max_tokens": 16,
         "temperature": 0,
     }
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as client:
         answers = [client.post("/v1/chat/completions", json=body) for _ in range(3)]
         assert {answer.status_code for answer in answers} == {200}
         assert len({answer.json()["choices"][0]["message"]["content"] for answer in answers}) == 1

@@ -6,6 +6,8 @@ import json
 import httpx
 import pytest
 
+from effort import PATIENCE_S
+
 CHAT = "/v1/chat/completions"
 MODEL = "tiny-granite"
 
@@ -40,14 +42,14 @@ def normal(serving):
 
 
 def answer(server) -> str:
-    response = httpx.post(f"{server.url}{CHAT}", json=chat(), timeout=60)
+    response = httpx.post(f"{server.url}{CHAT}", json=chat(), timeout=PATIENCE_S)
     assert response.status_code == 200, response.text
     return response.json()["choices"][0]["message"]["content"]
 
 
 async def post_many(server, bodies):
     limits = httpx.Limits(max_connections=len(bodies))
-    async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S, limits=limits) as client:
         headers = {"content-type": "application/json"}
         posts = (client.post(CHAT, content=body, headers=headers) for body in bodies)
         return [response.status_code for response in await asyncio.gather(*posts)]
@@ -78,13 +80,14 @@ def test_clients_that_leave_in_mid_stream(serving, normal):
                 return
 
     async def all_leave():
-        async with httpx.AsyncClient(base_url=serving.url, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=serving.url, timeout=PATIENCE_S) as client:
             await asyncio.gather(*(leave(client) for _ in range(32)))
 
     asyncio.run(all_leave())
     assert answer(serving) == normal
 
 
+@pytest.mark.slow
 def test_200_streams_at_once_all_end_well(serving, normal):
     async def read(client):
         text, done = [], False
@@ -100,7 +103,9 @@ def test_200_streams_at_once_all_end_well(serving, normal):
 
     async def read_all():
         limits = httpx.Limits(max_connections=200)
-        async with httpx.AsyncClient(base_url=serving.url, timeout=240, limits=limits) as client:
+        async with httpx.AsyncClient(
+            base_url=serving.url, timeout=PATIENCE_S, limits=limits
+        ) as client:
             return await asyncio.gather(*(read(client) for _ in range(200)))
 
     answers = asyncio.run(read_all())

@@ -7,13 +7,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 
-from fakes.live_server import wait_until
+from effort import wait_until
 from moeless.bootstrap.serving.engine import start_engine
 from moeless.config import EngineConfig, ExpertsConfig
 from moeless.core.cluster import parse_devices
 from moeless.core.generation import GenerationRequest, SamplingParams
 from moeless.telemetry.engine_metrics import EngineMetrics
 from moeless.telemetry.tracing import TraceConfig, Tracing
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

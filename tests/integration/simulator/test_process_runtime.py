@@ -27,6 +27,8 @@ from moeless.core.events import (
 from moeless.errors import TraceError
 from moeless.simulator.forecasts import NoisyForecast
 
+pytestmark = pytest.mark.slow
+
 STEPS, LAYERS, EXPERTS, TOP_K = 48, 3, 8, 2
 ROOMY = LAYERS * EXPERTS
 """Instances for which each device has room: of all experts."""

@@ -22,6 +22,8 @@ from moeless.simulator.forecasts import ExactForecast
 from moeless.simulator.replay import ReplayConfig, replay_policy
 from moeless.telemetry.memory import MemorySink
 
+pytestmark = pytest.mark.slow
+
 STEPS, LAYERS, EXPERTS, DEVICES, TOP_K = 50, 3, 6, 3, 2
 DEVICE_BYTES = 8 * LAYERS * EXPERT.num_bytes
 

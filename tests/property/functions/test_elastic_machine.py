@@ -5,11 +5,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 from test_platform_machine import BYTES, EXPERTS, LAYERS, PlatformMachine
 
+from effort import drawn
 from moeless.functions.pool.lifecycle import State
 
 
@@ -72,4 +72,4 @@ class ElasticMachine(PlatformMachine):
 
 
 TestElasticMachine = ElasticMachine.TestCase
-TestElasticMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestElasticMachine.settings = drawn(120, steps=40)

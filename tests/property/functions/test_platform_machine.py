@@ -5,10 +5,10 @@ goes as it likes.
 """
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from effort import drawn
 from moeless.core.clock import ManualClock
 from moeless.core.model import ExpertShape, ModelSpec
 from moeless.core.plan import Plan, diff_plan
@@ -374,4 +374,4 @@ class PlatformMachine(RuleBasedStateMachine):
 
 
 TestPlatformMachine = PlatformMachine.TestCase
-TestPlatformMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPlatformMachine.settings = drawn(150, steps=40)

@@ -1,9 +1,9 @@
 """A pool under any sequence of wishes, ends and losses."""
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from effort import drawn
 from moeless.core.clock import ManualClock
 from moeless.core.model import FunctionId
 from moeless.functions.pool.lifecycle import State
@@ -177,4 +177,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPoolMachine.settings = drawn(150, steps=40)

@@ -1,10 +1,10 @@
 """Models of different sizes on the same devices, each with a share, that come, work and sleep."""
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from effort import drawn
 from moeless.core.clock import ManualClock
 from moeless.core.memory_share import MemoryShare
 from moeless.core.model import ExpertShape, ModelSpec
@@ -261,4 +261,4 @@ class SharesMachine(RuleBasedStateMachine):
 
 
 TestSharesMachine = SharesMachine.TestCase
-TestSharesMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestSharesMachine.settings = drawn(120, steps=40)

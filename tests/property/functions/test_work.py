@@ -1,15 +1,16 @@
 """Whatever comes back from the devices, every assignment row is computed exactly once."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import drawn
 from moeless.functions.links.segment_status import FAILED, NOT_WARM, OK
 from moeless.functions.token_path.open_work import OpenWork
 from moeless.policies.splitters.even import EvenSplitter
 
 
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 @given(
     data=st.data(),
     num_devices=st.integers(1, 4),

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import drawn
 from moeless.core.layer_cost import LayerCost, fill_level
 from moeless.core.plan import PlanRequest
 from moeless.policies.planners.even_split import EvenSplitPlanner
@@ -38,7 +39,7 @@ def test_every_token_is_given_to_exactly_one_usable_replica(case, touch_s, base_
 
 
 @given(cases(most_tokens=5000), st.sampled_from([0.0, 40.0]))
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_where_touching_is_free_the_time_is_the_optimum_to_the_token(case, base_s):
     count_E, usable_ED, speeds = case
     cost = LayerCost(base_s=base_s, token_s=1.0, speeds=speeds)

@@ -1,7 +1,8 @@
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import drawn
 from moeless.core.layer_cost import LayerCost
 from moeless.core.plan import PlanRequest
 from moeless.policies.planners.moeless import MoelessPlanner
@@ -55,7 +56,7 @@ def test_the_first_topology_seats_everybody_within_the_capacities(layer, factor)
         check(first_topology(experts, capacity, most), capacity, most)
 
 
-@settings(deadline=None, max_examples=60)
+@drawn(60)
 @given(layers(), st.data(), st.sampled_from([1.0, 1.25, 1.5, 2.0, None]), st.booleans())
 def test_no_sequence_of_loads_breaks_a_plan(layer, data, factor, touching):
     experts, capacity = layer
@@ -81,7 +82,7 @@ def test_no_sequence_of_loads_breaks_a_plan(layer, data, factor, touching):
                 one.search(0)
 
 
-@settings(deadline=None, max_examples=40)
+@drawn(40)
 @given(st.integers(1, 12), st.integers(1, 6), st.integers(1, 3), st.data())
 def test_one_more_slot_per_device_never_worsens_the_bound(experts, devices, slots, data):
     load = np.array(

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import drawn
 from moeless.core.layer_cost import LayerCost
 from moeless.policies.kernels.replica_search import best_change
 from moeless.policies.kernels.set_judge import (
@@ -39,7 +40,7 @@ def judge(load_NE, replicas_ED, price_XD):
 
 
 @given(problem=problems(), price=st.sampled_from([0.0, 0.005, 0.05]))
-@settings(max_examples=60)
+@drawn(60)
 def test_a_change_lowers_the_penalty_by_what_was_promised(problem, price):
     load_NE, replicas_ED, slots, price_XD = problem
     weight_N = np.full(len(load_NE), 1.0 / len(load_NE))
@@ -67,7 +68,7 @@ def test_a_change_lowers_the_penalty_by_what_was_promised(problem, price):
 
 
 @given(problem=problems())
-@settings(max_examples=60)
+@drawn(60)
 def test_a_set_near_itself_is_worth_what_it_is(problem):
     load_NE, replicas_ED, _, price_XD = problem
     if not price_XD[1].any():

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import drawn
 from moeless.core.plan import PlanRequest
 from moeless.errors import PlanError
 from moeless.policies.planners.eplb import EplbPlanner
@@ -64,7 +65,7 @@ def standing_plans(draw):
 
 
 @given(standing_plans(), st.floats(0, 0.5), st.integers(0, 4))
-@settings(max_examples=200)
+@drawn(200)
 def test_swift_changes_few_slots_and_only_for_a_gain(standing, threshold, max_swaps):
     load, seats = standing
     experts, devices = seats.shape

@@ -1,9 +1,10 @@
 """Whatever is replayed: tokens are conserved, budgets are kept, and chance is the seed's alone."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import drawn
 from fakes.replays import EXPERT, draw_trace, run
 from moeless.core.layer_cost import LayerCost
 from moeless.simulator.metrics import MetricsConfig, measure_policy
@@ -47,7 +48,7 @@ def machines(draw):
     }
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(machine=machines(), name=POLICIES)
 def test_every_token_is_computed_and_no_budget_is_exceeded(machine, name):
     trace, options = machine
@@ -87,7 +88,7 @@ def test_every_token_is_computed_and_no_budget_is_exceeded(machine, name):
     assert (recording.layer_s_SL[total_SL > 0] > 0).all()
 
 
-@settings(max_examples=20, deadline=None)
+@drawn(20)
 @given(machine=machines(), name=POLICIES)
 def test_the_same_seed_gives_the_same_recording(machine, name):
     trace, options = machine

@@ -6,9 +6,10 @@ from pathlib import Path
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from trace_makers import as_arrays, assert_same, make_meta, make_trace
 
+from effort import drawn
 from moeless.errors import TraceError
 from moeless.workloads.arrivals import Arrivals
 from moeless.workloads.compose import compose_decode, compose_prefill
@@ -42,7 +43,7 @@ def arrival_traces(draw):
 
 
 @given(trace=traces())
-@settings(max_examples=50, deadline=None)
+@drawn(50)
 def test_a_file_gives_back_what_was_written(trace):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.npz"
@@ -73,7 +74,7 @@ def corrupt(array, data):
 
 
 @given(data=st.data(), name=st.sampled_from(CORRUPTIBLE))
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 def test_one_corrupt_element_of_any_array_is_refused_with_one_line(data, name):
     trace = make_trace(seed=data.draw(seeds), full=True)
     arrays = as_arrays(trace)
@@ -88,7 +89,7 @@ def test_one_corrupt_element_of_any_array_is_refused_with_one_line(data, name):
 
 
 @given(trace=traces(), data=st.data())
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 def test_one_token_more_or_less_anywhere_is_named(trace, data):
     loads = trace.loads_NLE.copy()
     n, layer, expert = (data.draw(st.integers(0, extent - 1)) for extent in loads.shape)
@@ -104,7 +105,7 @@ def test_one_token_more_or_less_anywhere_is_named(trace, data):
 
 
 @given(trace=traces(unit="requests"), arrivals=arrival_traces(), seed=seeds)
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 def test_composed_prefill_conserves_every_token(trace, arrivals, seed):
     steps = compose_prefill(trace, arrivals, seed=seed)
     chosen = np.random.default_rng(seed).integers(0, len(trace), size=len(arrivals))
@@ -117,7 +118,7 @@ def test_composed_prefill_conserves_every_token(trace, arrivals, seed):
 
 
 @given(trace=traces(unit="requests"), arrivals=arrival_traces(), seed=seeds)
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 def test_composed_decoding_gives_every_generated_token_one_step(trace, arrivals, seed):
     generated = int(arrivals.generated_tokens_R.sum())
     if generated == 0:
@@ -161,7 +162,7 @@ def test_the_schedule_agrees_with_looking_at_every_slot(requests, limit):
     steps=st.integers(1, 5),
     seed=seeds,
 )
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 def test_synthetic_traces_are_valid_and_repeat_with_their_seed(
     name, num_experts, top_k, tokens, steps, seed
 ):
@@ -177,7 +178,7 @@ def test_synthetic_traces_are_valid_and_repeat_with_their_seed(
 
 
 @given(seed=seeds)
-@settings(max_examples=20, deadline=None)
+@drawn(20)
 def test_other_seeds_give_other_draws(seed):
     size = {"num_layers": 2, "num_experts": 16, "top_k": 2, "steps": 3, "tokens": 200}
     one, other = (make_synthetic("uniform", **size, seed=s) for s in (seed, seed + 1))
@@ -191,7 +192,7 @@ def test_other_seeds_give_other_draws(seed):
         max_size=4,
     )
 )
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 def test_further_meta_keys_survive(kept):
     base = make_trace()
     trace = RoutingTrace(

@@ -8,8 +8,10 @@ import threading
 
 import pytest
 
+from effort import PATIENCE_S
 from moeless.bootstrap.serving import precedence as module
 from moeless.bootstrap.serving.precedence import precedence
+from moeless.core.processor import describe_processor
 
 RESET, RR, OTHER = os.SCHED_RESET_ON_FORK, os.SCHED_RR, os.SCHED_OTHER
 
@@ -17,7 +19,11 @@ RESET, RR, OTHER = os.SCHED_RESET_ON_FORK, os.SCHED_RR, os.SCHED_OTHER
 class System:
     """Notes what is asked of the system; refuses the calls named."""
 
-    def __init__(self, monkeypatch, *, refuses=(), hard_us=-1):
+    def __init__(self, monkeypatch, *, refuses=(), hard_us=-1, without=""):
+        processor = describe_processor(
+            machine="x86_64", flags=frozenset(), environment={"MOELESS_WITHOUT": without}
+        )
+        monkeypatch.setattr(module, "this_processor", lambda: processor)
         self.policies, self.nice, self.timers, self.limits = [], [], [], []
         self.handlers = {}
 
@@ -60,6 +66,14 @@ def test_where_real_time_is_refused_a_nice_value_remains(monkeypatch):
     with precedence():
         assert system.nice == [-5]
         assert system.policies == system.limits == []
+
+
+def test_real_time_priority_that_is_switched_off_is_not_asked_for(monkeypatch):
+    system = System(monkeypatch, without="real-time")
+    with precedence():
+        assert system.nice == [-5]
+        assert system.policies == system.limits == []
+    assert system.handlers == {}
 
 
 def test_where_nothing_is_allowed_nothing_happens(monkeypatch):
@@ -146,7 +160,12 @@ def test_the_system_does_what_it_is_asked_to():
     if not may_be_real_time():
         pytest.skip("real-time priority is not allowed here")
     done = subprocess.run(
-        [sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", CHILD],
+        env={name: value for name, value in os.environ.items() if name != "MOELESS_WITHOUT"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
     )
     before, late, again, afterwards = done.stdout.splitlines()
     assert before == f"{RR} {OTHER} {OTHER} 0"

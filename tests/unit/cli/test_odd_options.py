@@ -73,6 +73,12 @@ def test_what_is_no_number_is_refused_by_the_name_of_its_option(refused, command
     assert command[-1] in refused(*command, value)
 
 
+@pytest.mark.parametrize("value", ["nan", "-inf", "-1"])
+def test_a_keep_alive_may_be_without_end_but_no_other_odd_number(refused, value):
+    assert "keep-alive" in refused("serve", "demo", "--keep-alive", value)
+    assert "/no/such" in refused("serve", "/no/such", "--keep-alive", "inf")
+
+
 @pytest.mark.parametrize("model", ["/no/such/model", "typo", "", __file__])
 def test_a_model_that_cannot_be_one_is_told_before_libraries_are_loaded(model):
     script = (

@@ -14,19 +14,24 @@ from moeless.telemetry.memory import MemorySink
 LAYERS, STEP_S, DECISION_S = 4, 0.01, 1e-4
 
 
-class Placement:
-    num_devices = 1
+APART_ED = np.eye(2, dtype=np.uint8)
+"""Each expert on a device of its own."""
 
-    def __init__(self):
+
+class Placement:
+    num_devices = 2
+
+    def __init__(self, replicas_ED):
         self.plans = []
+        self.replicas_ED = replicas_ED
 
     def alive_ED(self, layer):
-        return np.ones((2, 1), dtype=np.uint8)
+        return self.replicas_ED
 
     planned_ED = alive_ED
 
     def capacity_D(self, layer):
-        return np.array([2])
+        return np.full(self.replicas_ED.shape[1], 2)
 
     def speed_D(self):
         return None
@@ -39,18 +44,17 @@ class Placement:
 class Planner:
     """Keeps its set; each plan takes 0.1 ms."""
 
-    def __init__(self, clock):
-        self.clock = clock
+    def __init__(self, clock, replicas_ED):
+        self.clock, self.replicas_ED = clock, replicas_ED
         self.standing = True
         self.due = False
 
     def plan(self, request):
         self.clock.advance(DECISION_S)
-        replicas_ED = np.ones((2, 1), dtype=np.uint8)
         return Plan(
             step=request.step,
             layer=request.layer,
-            replicas_ED=replicas_ED,
+            replicas_ED=self.replicas_ED,
             load_E=request.load_E,
         )
 
@@ -72,9 +76,9 @@ class LateSearcher:
         pass
 
 
-def make(*, share=0.01, lookahead=1):
-    clock, placement = ManualClock(100.0), Placement()
-    planner = Planner(clock)
+def make(*, share=0.01, lookahead=1, planned_ED=APART_ED, alive_ED=APART_ED):
+    clock, placement = ManualClock(100.0), Placement(alive_ED)
+    planner = Planner(clock, planned_ED)
     controller = Controller(
         ControllerConfig(
             model="m", num_layers=LAYERS, num_experts=2, lookahead=lookahead, share=share
@@ -130,3 +134,21 @@ def test_a_set_that_stands_no_more_is_planned_in_every_step_again():
     first = len(placement.plans)
     run(range(200, 210))
     assert {plan.steps for plan in placement.plans[first:]} == {1}
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_where_every_expert_is_everywhere_a_plan_stands_for_as_long_as_plans_may(devices):
+    everywhere_ED = np.ones((2, devices), dtype=np.uint8)
+    _, placement, planner, run = make(planned_ED=everywhere_ED, alive_ED=everywhere_ED)
+    planner.standing = False  # a search may go on, but has nothing to find
+    run(range(1, 10))
+    for plan in placement.plans:
+        assert 1 <= plan.steps <= 64
+        assert (plan.step + plan.steps + plan.layer) % 64 == 0
+
+
+def test_what_is_planned_everywhere_but_is_not_there_yet_is_looked_at_in_every_step():
+    _, placement, planner, run = make(planned_ED=np.ones_like(APART_ED))
+    planner.standing = False
+    run(range(1, 10))
+    assert {plan.steps for plan in placement.plans} == {1}

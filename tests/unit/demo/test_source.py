@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from moeless.engines.demo import source
@@ -88,3 +89,73 @@ def test_the_cache_follows_the_environment(tmp_path, monkeypatch):
     assert source.cache_root() == tmp_path
     monkeypatch.setenv("MOELESS_CACHE_DIR", "")
     assert source.cache_root().parts[-2:] == (".cache", "moeless")
+
+
+HEADS, KV_HEADS, HIDDEN, NEURONS, VOCABULARY = 4, 2, 64, 96, 40
+
+
+@pytest.fixture(scope="module")
+def small_gguf(tmp_path_factory):
+    """A Llama-style file of two layers, quantised as the demo's source is."""
+    gguf = pytest.importorskip("gguf")
+    path = tmp_path_factory.mktemp("gguf") / "small.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_vocab_size(VOCABULARY)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(NEURONS)
+    writer.add_block_count(2)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_context_length(128)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(2)
+    random = np.random.default_rng(5)
+    kv = HIDDEN * KV_HEADS // HEADS
+    shapes = {"token_embd": (VOCABULARY, HIDDEN), "output_norm": (HIDDEN,)}
+    for block in ("blk.0", "blk.1"):
+        shapes |= {
+            f"{block}.attn_norm": (HIDDEN,),
+            f"{block}.attn_q": (HIDDEN, HIDDEN),
+            f"{block}.attn_k": (kv, HIDDEN),
+            f"{block}.attn_v": (kv, HIDDEN),
+            f"{block}.attn_output": (HIDDEN, HIDDEN),
+            f"{block}.ffn_norm": (HIDDEN,),
+            f"{block}.ffn_gate": (NEURONS, HIDDEN),
+            f"{block}.ffn_up": (NEURONS, HIDDEN),
+            f"{block}.ffn_down": (HIDDEN, NEURONS),
+        }
+    kinds = gguf.GGMLQuantizationType
+    for name, shape in shapes.items():
+        kind = kinds.F32 if len(shape) == 1 else kinds.Q4_1
+        kind = kinds.Q8_0 if name == "token_embd" else kind
+        data = random.standard_normal(shape, dtype=np.float32)
+        writer.add_tensor(f"{name}.weight", gguf.quantize(data, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_weights_are_those_that_transformers_reads_to_the_bit(small_gguf):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config, state = source.read_gguf(small_gguf)
+    stock = transformers.LlamaForCausalLM.from_pretrained(
+        small_gguf.parent, gguf_file=small_gguf.name, dtype=torch.float32
+    )
+    wanted = stock.state_dict()
+    assert set(wanted) - set(state) == {"lm_head.weight"}  # tied to the embedding
+    for name, tensor in state.items():
+        assert torch.equal(tensor, wanted[name]), name
+    for key in ("hidden_size", "num_key_value_heads", "rms_norm_eps", "rope_parameters"):
+        assert getattr(config, key) == getattr(stock.config, key), key
+
+
+def test_reading_tells_of_every_tensor(small_gguf):
+    told = []
+    source.read_gguf(small_gguf, on_tensor=lambda done, total: told.append((done, total)))
+    assert told == [(done, 20) for done in range(1, 21)]

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from effort import PATIENCE_S
 from moeless_experiments.context import Context
 from moeless_experiments.figure import Experiment, Finding, Plot, Result, Table
 from moeless_experiments.manifest import describe
@@ -212,7 +213,7 @@ def test_a_browser_opens_the_report_without_errors(tmp_path):
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert "result-fig08" in found.stdout
     # Where something is refused or wrong, the page's console says so.

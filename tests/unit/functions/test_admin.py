@@ -12,9 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import PATIENCE_S, drawn
 from moeless.errors import BudgetError, ConfigError, FunctionError
 from moeless.functions.supervisor.admin import AdminDesk
 from moeless.functions.supervisor.admin_client import AdminClient
@@ -198,7 +199,7 @@ _values = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(
     operation=st.sampled_from(["list", "add", "drain", "budget"]) | _values,
     fields=st.dictionaries(
@@ -234,7 +235,7 @@ def test_so_many_connections_are_kept_and_no_more(desk):
         admin.list_devices()
     for client in clients:
         client.close()
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + PATIENCE_S
     while desk.desk._connections:  # it has to notice
         assert time.monotonic() < deadline_s
     assert desk.knock(b'{"op":"list"}')

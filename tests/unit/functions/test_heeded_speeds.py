@@ -4,9 +4,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import drawn
 from moeless.core.layer_cost import LayerCost
 from moeless.functions.platform.heeded_speeds import LASTS_S, HeededSpeeds
 from moeless.policies.splitters.live_speeds import LiveSpeedSplitter
@@ -120,7 +121,7 @@ def test_nonsense_of_an_engine_is_nothing_known(nonsense):
     assert np.isfinite(watch.heeded.speed_D).all()
 
 
-@settings(max_examples=15, deadline=None)
+@drawn(15)
 @given(seed=st.integers(0, 2**16), engines=st.integers(1, 3))
 def test_noise_of_30_percent_around_equal_devices_never_changes_anything(seed, engines):
     chance, watch = np.random.default_rng(seed), Watch(4)
@@ -129,7 +130,7 @@ def test_noise_of_30_percent_around_equal_devices_never_changes_anything(seed, e
     assert watch.changes == 0
 
 
-@settings(max_examples=15, deadline=None)
+@drawn(15)
 @given(seed=st.integers(0, 2**16), speed=st.floats(0.05, 0.6))
 def test_noise_of_30_percent_around_a_slow_device_does_not_move_what_is_in_force(seed, speed):
     chance, watch = np.random.default_rng(seed), Watch(2)
@@ -143,7 +144,7 @@ def test_noise_of_30_percent_around_a_slow_device_does_not_move_what_is_in_force
     assert watch.changes - settled <= 1
 
 
-@settings(max_examples=20, deadline=None)
+@drawn(20)
 @given(seed=st.integers(0, 2**16))
 def test_a_recovery_is_noticed_through_noise(seed):
     chance, watch = np.random.default_rng(seed), Watch(2)

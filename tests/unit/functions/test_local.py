@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from effort import PATIENCE_S
 from moeless.control.controller import Controller, ControllerConfig
 from moeless.core.clock import SystemClock
 from moeless.core.events import InstanceEvicted
@@ -59,7 +60,7 @@ class Sink(MemorySink):
 
     def wait_for(self, condition):
         with self.changed:
-            assert self.changed.wait_for(condition, timeout=20)
+            assert self.changed.wait_for(condition, timeout=PATIENCE_S)
 
 
 @pytest.fixture
@@ -104,7 +105,7 @@ def start():
 
 
 def warm_all(client, layer=0):
-    client.await_demand(client.demand(layer=layer, experts=[0, 1, 2, 3]), timeout_s=20)
+    client.await_demand(client.demand(layer=layer, experts=[0, 1, 2, 3]), timeout_s=PATIENCE_S)
 
 
 def test_what_is_demanded_is_warm_when_the_wait_ends(start):
@@ -127,7 +128,7 @@ def test_whatever_a_load_raises_on_all_devices_ends_the_wait_with_its_reason(sta
         host.error = error
     client, _, _ = start(hosts=hosts)
     with pytest.raises(UnavailableError, match="layer 0, expert 2: shard gone"):
-        client.await_demand(client.demand(layer=0, experts=[2]), timeout_s=20)
+        client.await_demand(client.demand(layer=0, experts=[2]), timeout_s=PATIENCE_S)
     for host in hosts:
         host.error = None
     warm_all(client)
@@ -167,7 +168,7 @@ def test_a_platform_that_fails_says_so_instead_of_letting_tokens_wait(start):
 
     client, _, _ = start(sink=Sour())
     with pytest.raises(FunctionError, match="the platform failed: sink is full"):
-        client.await_demand(client.demand(layer=0, experts=[0]), timeout_s=20)
+        client.await_demand(client.demand(layer=0, experts=[0]), timeout_s=PATIENCE_S)
 
 
 def test_too_small_devices_are_refused_with_the_least_that_works(start):
@@ -181,9 +182,3 @@ def test_a_wait_that_takes_too_long_ends_and_says_for_what(start):
         client.demand(layer=0, experts=experts)
         with pytest.raises(UnavailableError, match=f"layer 0: {text} not loaded within 0 s"):
             client.await_demand(99, timeout_s=0.0)
-
-
-def test_devices_of_this_process_cannot_be_replaced(start):
-    client, _, _ = start()
-    with pytest.raises(UnavailableError, match="device 1: no answer"):
-        client.give_up(1, reason="no answer")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from effort import PATIENCE_S
 from moeless.errors import FunctionError
 from moeless.functions.links.messages import MAX_BYTES, MAX_FDS, close_all, peer_uid, receive, send
 
@@ -152,7 +153,7 @@ def test_another_users_process_is_told_apart(tmp_path):
         child = subprocess.Popen([sys.executable, "-c", code, str(path)])
         with listener.accept()[0] as connection:
             assert peer_uid(connection) == 65534
-        child.wait(timeout=10)
+        child.wait(timeout=PATIENCE_S)
 
 
 def test_closing_what_is_closed_does_not_matter():

@@ -2,6 +2,7 @@
 
 import threading
 
+from effort import PATIENCE_S
 from moeless.functions.host.order_queue import OrderQueue
 
 
@@ -29,8 +30,8 @@ def test_a_pause_lets_the_host_rest_once_and_the_next_order_is_taken():
     orders, taken = OrderQueue(host), []
     thread = threading.Thread(target=lambda: taken.append(orders.take()))
     thread.start()
-    assert host.rested.wait(timeout=60)
+    assert host.rested.wait(timeout=PATIENCE_S)
     orders.put("load")
-    thread.join(timeout=60)
+    thread.join(timeout=PATIENCE_S)
     assert taken == ["load"]
     assert host.rests == 1

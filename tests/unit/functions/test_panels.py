@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from moeless.functions.compute import background, panels, tiles
+from moeless.core.processor import describe_processor
+from moeless.functions.compute import panels, tiles
 from moeless.functions.compute.panels import PanelMatrix, PanelShape, Products, way_for
 
 WAYS = {"float32": "float32", "wide": "bfloat16", "dot": "bfloat16", "amx": "bfloat16"}
@@ -16,7 +17,7 @@ WAYS = {"float32": "float32", "wide": "bfloat16", "dot": "bfloat16", "amx": "bfl
 
 def compile_way(name):
     """The way, where this processor has it."""
-    there = {"dot": tiles._dot_works, "amx": tiles._amx_works}.get(name, lambda: True)
+    there = {"dot": tiles.dot_works, "amx": tiles.amx_works}.get(name, lambda: True)
     if not there():
         pytest.skip(f"this processor does not multiply by {name}")
     return panels._way(name)
@@ -148,25 +149,25 @@ def test_rows_may_be_laid_out_a_few_at_a_time():
     assert torch.equal(pieces.read(), whole.read())
 
 
-def test_without_openmp_one_thread_computes(monkeypatch):
-    weight = draw(640, 512, "float32")
-    matrix, products = PanelMatrix.of(weight), Products(way_for("float32"))
-    x = draw(40, 512, "float32", seed=1)
-    wanted = products.linear(x, matrix, threads=2)
-    monkeypatch.setattr(background, "_team", lambda: None)
-    assert torch.equal(products.linear(x, matrix, threads=2), wanted)
+@pytest.mark.parametrize(
+    ("abilities", "wanted"),
+    [({"amx", "dot"}, "amx"), ({"dot"}, "dot"), (set(), "wide")],
+)
+def test_the_first_way_that_works_is_taken(abilities, wanted, monkeypatch):
+    monkeypatch.setattr(tiles, "amx_works", lambda: "amx" in abilities)
+    monkeypatch.setattr(tiles, "dot_works", lambda: "dot" in abilities)
+    assert tiles.bfloat16_way.__wrapped__() == wanted
 
 
-def test_a_later_way_may_be_asked_for_but_none_that_is_not_there(monkeypatch):
-    for asked, wanted in (("wide", "wide"), ("no such way", None)):
-        monkeypatch.setenv("MOELESS_BFLOAT16", asked)
-        tiles.bfloat16_way.cache_clear()
-        try:
-            assert tiles.bfloat16_way() in ("amx", "dot", "wide")
-            if wanted is not None:
-                assert tiles.bfloat16_way() == wanted
-        finally:
-            tiles.bfloat16_way.cache_clear()
+def test_abilities_that_are_switched_off_are_not_used(monkeypatch):
+    without = describe_processor(
+        machine="x86_64",
+        flags=frozenset({"avx512f", "amx_bf16", "avx512_bf16"}),
+        environment={"MOELESS_WITHOUT": "amx-loops bfloat16-loops"},
+    )
+    monkeypatch.setattr(tiles, "this_processor", lambda: without)
+    assert not tiles.amx_works()
+    assert not tiles.dot_works()
 
 
 def test_other_types_and_a_switched_off_compiler_have_no_way(monkeypatch):
@@ -190,15 +191,6 @@ def test_a_compiler_that_does_not_take_the_code_costs_speed_only(monkeypatch, er
         assert way_for("bfloat16") is None
     finally:
         way_for.cache_clear()
-
-
-def test_a_processor_without_special_instructions_multiplies_wide(monkeypatch):
-    monkeypatch.setattr(tiles, "_features", dict)
-    tiles.bfloat16_way.cache_clear()
-    try:
-        assert tiles.bfloat16_way() == "wide"
-    finally:
-        tiles.bfloat16_way.cache_clear()
 
 
 MULTIPLY = """

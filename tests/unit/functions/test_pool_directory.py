@@ -10,6 +10,7 @@ from moeless.errors import ConfigError
 from moeless.functions.supervisor.pool_directory import (
     find_directory,
     make_directory,
+    possible_bases,
     private_directory,
 )
 
@@ -77,3 +78,15 @@ def test_a_file_is_no_directory_and_a_path_too_long_for_sockets_is_refused(tmp_p
         make_directory(tmp_path / "file")
     with pytest.raises(ConfigError, match="at most 91 bytes"):
         make_directory(tmp_path / ("x" * 110))
+
+
+def test_without_a_folder_for_temporary_files_the_others_are_tried(tmp_path, monkeypatch):
+    def none_can_be_written():
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", none_can_be_written)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert possible_bases() == [str(tmp_path), "/tmp"]
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ConfigError, match="set XDG_RUNTIME_DIR to one that you can write to"):
+        private_directory()

@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 
+from effort import PATIENCE_S
 from moeless.control.controller import Controller, ControllerConfig
 from moeless.control.search import InlineSearcher, ThreadSearcher, as_searching
 from moeless.core.clock import ManualClock
@@ -173,7 +174,7 @@ def test_a_thread_searches_in_order_and_elsewhere():
     for number in range(3):
         searcher.submit(lambda n=number: seen.append((n, threading.current_thread().name)))
     searcher.submit(done.set)
-    assert done.wait(timeout=10)
+    assert done.wait(timeout=PATIENCE_S)
     assert seen == [(n, "search") for n in range(3)]
 
 

@@ -1,9 +1,10 @@
 """A step that finds its model cold has the layers behind loaded in their order."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import drawn
 from moeless.core.clock import ManualClock
 from moeless.core.model import ExpertShape, ModelSpec
 from moeless.core.plan import Plan
@@ -242,7 +243,7 @@ def test_every_expert_has_a_first_copy_before_any_has_a_second_one():
     assert sorted(cold.loaded[len(firsts) :]) == [(layer, e) for layer in range(3) for e in (0, 3)]
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(data=st.data())
 def test_loads_ahead_are_for_layers_still_to_come_within_the_budgets(data):
     layers, experts = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))

@@ -5,7 +5,6 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from hypothesis import settings  # noqa: E402 - torch is optional
 from hypothesis import strategies as st  # noqa: E402
 from hypothesis.stateful import (  # noqa: E402
     RuleBasedStateMachine,
@@ -15,6 +14,7 @@ from hypothesis.stateful import (  # noqa: E402
     rule,
 )
 
+from effort import drawn  # noqa: E402
 from moeless.engines.transformers.generation.batch_cache import BatchCache  # noqa: E402
 
 # Layers differ in heads, and keys differ from values in size, as in latent attention.
@@ -126,7 +126,7 @@ class BatchCacheMachine(RuleBasedStateMachine):
 
 
 TestBatchCache = BatchCacheMachine.TestCase
-TestBatchCache.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBatchCache.settings = drawn(60, steps=40)
 
 
 def test_buffers_are_small_until_they_are_needed_and_small_again_when_all_have_left():

@@ -4,8 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
+from effort import drawn
 
 pytest.importorskip("transformers")
 _TESTS = str(Path(__file__).resolve().parents[2])
@@ -37,7 +39,7 @@ def test_joined_pieces_of_real_text_are_the_text(text):
         assert not any("\ufffd" in piece for piece in pieces)
 
 
-@settings(max_examples=300)
+@drawn(300)
 @given(token_lists)
 def test_joined_pieces_of_any_tokens_are_the_text_of_all_tokens(token_ids):
     decoder = IncrementalDecoder(CODEC.decode)

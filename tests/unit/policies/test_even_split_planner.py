@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import drawn
 from moeless.core.plan import PlanRequest
 from moeless.errors import ConfigError, PlanError
 from moeless.policies.planners.even_split import EvenSplitPlanner
@@ -54,7 +55,7 @@ def test_a_placement_in_force_that_is_perfect_is_kept():
     assert (plan(load, [2, 2, 2, 2], previous=first) == first).all()
 
 
-@settings(deadline=None, max_examples=50)
+@drawn(50)
 @given(
     st.lists(
         st.one_of(st.just(0), st.integers(0, 60), st.integers(0, 2**40)), min_size=1, max_size=14

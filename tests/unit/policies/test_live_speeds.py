@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import drawn
 from moeless.core.layer_cost import LayerCost
 from moeless.policies.splitters.device_speeds import DeviceSpeeds
 from moeless.policies.splitters.live_speeds import LiveSpeedSplitter
@@ -100,7 +101,7 @@ def test_speeds_known_beforehand_are_kept_and_multiplied():
     assert speeds.cost_now().speeds[1] == pytest.approx(0.5 / 3, rel=0.3)
 
 
-@settings(max_examples=30, deadline=None)
+@drawn(30)
 @given(
     slowness=st.lists(st.floats(0.05, 50.0), min_size=3, max_size=3),
     noise=st.floats(0.0, 1.0),

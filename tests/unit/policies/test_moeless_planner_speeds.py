@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import drawn
 from moeless.core.layer_cost import LayerCost
 from moeless.core.plan import PlanRequest
 from moeless.policies.planners.even_split import EvenSplitPlanner
@@ -116,7 +117,7 @@ def test_plans_with_equal_speeds_are_those_without_any():
         assert (told.replicas_ED == untold.replicas_ED).all()
 
 
-@settings(max_examples=15, deadline=None)
+@drawn(15)
 @given(seed=st.integers(0, 2**16), speed=st.sampled_from([0.125, 0.25, 0.5]))
 def test_every_expert_keeps_a_replica_whatever_the_speeds(seed, speed):
     chance, layer = np.random.default_rng(seed), Layer()

@@ -4,6 +4,7 @@ import pytest
 
 from moeless.core.events import (
     DemandTaken,
+    EventsLost,
     InstanceEvicted,
     InstanceLoaded,
     LoadFailed,
@@ -61,6 +62,11 @@ def test_a_run_with_a_failure_is_refused():
     failed = event(LoadFailed, 1.0, layer=0, expert=0, device=0, reason="disk on fire")
     with pytest.raises(TraceError, match="the recorded run had a failure: disk on fire"):
         RecordedTimes.of([failed], {})
+
+
+def test_a_run_of_which_events_are_missing_is_refused():
+    with pytest.raises(TraceError, match="3 events of the recorded run are missing"):
+        RecordedTimes.of([woken(1.0), event(EventsLost, 1.5, count=3), load(2.0)], {})
 
 
 def test_a_run_of_which_nothing_was_recorded_is_refused():

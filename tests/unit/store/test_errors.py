@@ -5,10 +5,12 @@ import re
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from store_checkpoints import edit_config, open_store, rewrite, save, write_header
 
 from families import FAMILIES
-from moeless.engines.transformers.loader import load_engine_model
+from moeless.engines.transformers.loader import describe_model, load_engine_model
+from moeless.engines.transformers.resolve import resolve_model
 from moeless.errors import CheckpointError, ConfigError, FunctionError, ModelError
 from moeless.functions.store import CheckpointIndex, ExpertStore
 
@@ -213,6 +215,84 @@ def test_shards_without_their_index_are_refused(sharded):
     refused(lambda: load_engine_model(sharded), "download the index")
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("consolidated.safetensors", "holds consolidated.safetensors, weights under other names"),
+        ("model-q4.gguf", "holds GGUF files; only safetensors are read"),
+    ],
+)
+def test_weights_of_another_format_are_told_by_their_name(mixtral, name, said):
+    (mixtral / "model.safetensors").rename(mixtral / name)
+    refused(lambda: load_engine_model(mixtral), said)
+    if name.endswith("gguf"):
+        (mixtral / "config.json").unlink()
+        refused(lambda: load_engine_model(mixtral), said)
+        refused(lambda: resolve_model(str(mixtral / name)), "is a GGUF file; only safetensors")
+
+
+LOST = [
+    "model.layers.2.self_attn.q_proj.weight",
+    "model.layers.1.block_sparse_moe.gate.weight",
+    "model.layers.0.input_layernorm.weight",
+    "model.norm.weight",
+    "model.embed_tokens.weight",
+    "lm_head.weight",
+]
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4977328368\n"
+
+
+@pytest.mark.parametrize("name", ["", "config.json", "model.safetensors.index.json"])
+def test_a_pointer_of_git_is_not_taken_for_a_damaged_file(sharded, name):
+    path = sharded / name if name else shard_of(sharded, LOST[0])
+    path.write_text(POINTER)
+    for action in (load_engine_model, describe_model):
+        refused(lambda: action(sharded), f"{path} is a Git LFS pointer", "git lfs pull")  # noqa: B023
+
+
+@pytest.mark.parametrize("lost", LOST)
+@pytest.mark.parametrize("change", ["lost", "misshapen", "listed"])
+def test_what_is_not_loaded_is_not_described_either(tmp_path, lost, change):
+    def drop(tensors):
+        tensors[lost] = torch.zeros(3, 5)
+        if change == "lost":
+            del tensors[lost]
+        return tensors
+
+    save(FAMILIES["mixtral"](), tmp_path)
+    if change == "listed":  # the index has it, the shard has not
+        keys = load_file(tmp_path / "model.safetensors")
+        names = dict.fromkeys(keys, "model-1.safetensors")
+        index = {"weight_map": names}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        del keys[lost]
+        save_file(keys, tmp_path / "model-1.safetensors")
+        (tmp_path / "model.safetensors").unlink()
+    else:
+        rewrite(tmp_path, drop)
+    said = refused(lambda: load_engine_model(tmp_path), str(tmp_path), lost[-12:])
+    assert refused(lambda: describe_model(tmp_path)) == said
+    if change == "misshapen":
+        assert "[3, 5]" in said
+        assert said.endswith("config.json and the weights do not belong together")
+
+
+@pytest.mark.parametrize("family", ["mixtral", "olmoe", "gpt_oss", "granitemoeshared"])
+@pytest.mark.parametrize("said", [12, 20])
+def test_another_number_of_experts_in_the_configuration_is_one_line(tmp_path, family, said):
+    save(FAMILIES[family](), tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    name = "num_local_experts" if "num_local_experts" in fields else "num_experts"
+    edit_config(tmp_path, **{name: said})
+    for action in (load_engine_model, describe_model):
+        refused(
+            lambda: action(tmp_path),  # noqa: B023
+            f"config.json of {tmp_path} says {said} experts per layer, but the weights have "
+            f"{fields[name]}",
+        )
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"weight_map": {"a": 3}}', '{"weight_map": 3}'])
 def test_an_index_that_is_not_one_is_refused(sharded, content):
     (sharded / "model.safetensors.index.json").write_text(content)
@@ -291,7 +371,7 @@ def test_a_weight_that_the_engine_needs_is_missed(mixtral):
 
 def test_a_weight_of_another_shape_is_refused_and_leaves_the_library_whole(mixtral):
     rewrite(mixtral, lambda tensors: {**tensors, "lm_head.weight": torch.zeros(3, 4)})
-    refused(lambda: load_engine_model(mixtral), f"{mixtral} cannot be loaded")
+    refused(lambda: load_engine_model(mixtral), f"{mixtral} is [3, 4], expected [320, 32]")
 
 
 def test_a_model_that_cannot_be_built_leaves_the_library_whole(mixtral):

@@ -1,5 +1,7 @@
 """Every family, in every way in which its checkpoints are written."""
 
+import json
+
 import pytest
 import torch
 from store_checkpoints import (
@@ -11,7 +13,7 @@ from store_checkpoints import (
 )
 
 from families import FAMILIES, make_tiny
-from moeless.engines.transformers.loader import attach_runtime, load_engine_model
+from moeless.engines.transformers.loader import attach_runtime, describe_model, load_engine_model
 from moeless.errors import EngineError, ModelError
 from moeless.functions.store import ExpertStore
 
@@ -140,6 +142,41 @@ def test_the_text_model_of_multimodal_llama_4_is_served(tmp_path):
     assert type(loaded.model).__name__ == "Llama4ForCausalLM"
     assert loaded.layout.down.keys[0].startswith("language_model.model.layers.")
     assert_serves_like(loaded, text)
+
+
+def test_a_tied_head_that_only_the_index_lists_is_the_embedding(tmp_path):
+    model = make_tiny("olmoe", tie_word_embeddings=True)
+    save(model, tmp_path, shard="40KB")
+    path = tmp_path / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    assert "lm_head.weight" not in index["weight_map"]
+    index["weight_map"]["lm_head.weight"] = min(index["weight_map"].values())
+    path.write_text(json.dumps(index))
+    describe_model(tmp_path)
+    assert_serves_like(load_engine_model(tmp_path), model)
+
+
+@pytest.mark.parametrize("stale", ["missing", "garbage", "another"])
+def test_a_whole_file_beside_an_index_is_what_counts(tmp_path, stale):
+    model = make_tiny("mixtral")
+    save(make_tiny("mixtral", num_hidden_layers=1), tmp_path, shard="40KB")
+    path = tmp_path / "model.safetensors.index.json"
+    if stale == "missing":
+        for shard in tmp_path.glob("model-*.safetensors"):
+            shard.unlink()
+    elif stale == "garbage":
+        path.write_text("{")
+    index = path.read_bytes()
+    save(model, tmp_path)
+    path.write_bytes(index)
+    describe_model(tmp_path)
+    assert_serves_like(load_engine_model(tmp_path), model)
+
+
+def test_describing_reads_headers_only(tmp_path, monkeypatch):
+    save(make_tiny("deepseek_v3"), tmp_path)
+    monkeypatch.delattr("os.preadv")
+    assert describe_model(tmp_path).spec.num_experts == 16
 
 
 def test_weights_of_layers_past_the_last_one_are_left_alone(tmp_path):

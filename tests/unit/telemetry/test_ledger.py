@@ -13,7 +13,7 @@ from moeless.errors import ConfigError
 from moeless.telemetry.ledger import KeyCounts, LedgerConfig, LedgerWriter
 from moeless.telemetry.ledger.file import open_ledger
 from moeless.telemetry.ledger.meter import PeriodCounter
-from moeless.telemetry.ledger.usage import read_usage
+from moeless.telemetry.ledger.usage import count_missing_minutes, read_usage
 from moeless.telemetry.snapshot import GbSeconds, RuntimeSnapshot, Timing
 
 LAYERS, EXPERTS = 2, 3
@@ -68,14 +68,21 @@ class Server:
         self.keys = {}
         self.snapshot = snapshot(0.0)
         self.now_s = NOON
+        self.clock_error_s = 0.0
+        self.lost = 0
         self.path = path
         self.writer = LedgerWriter(
             LedgerConfig(path=path, **config),
             model="m",
             take_keys=lambda: self.keys,
             take_snapshot=lambda: self.snapshot,
-            now_s=lambda: self.now_s,
+            on_lost=self.lose,
+            now_s=lambda: self.now_s + self.clock_error_s,
+            monotonic_s=lambda: self.now_s - NOON + 5.0,
         )
+
+    def lose(self):
+        self.lost += 1
 
     def use(self, key, **counts):
         self.keys[key] = KeyCounts(**counts)
@@ -232,6 +239,131 @@ def test_old_periods_are_dropped(path):
     server.write(after_s=3 * 86400.0)
     assert usage(path, "key")[0]["requests"] == 4
     assert usage(path, "model")[0]["cold_starts"] == 0
+
+
+DAY = 86400.0
+
+
+def days_kept(path):
+    connection = open_ledger(path, create=False)
+    found = connection.execute("SELECT DISTINCT period_s FROM key_usage").fetchall()
+    connection.close()
+    return sorted((period_s - NOON) / DAY for (period_s,) in found)
+
+
+@pytest.fixture
+def long_used(path):
+    """A year of usage, a minute a day."""
+    server = Server(path)
+    for day in range(365):
+        server.use("a", requests=day + 1)
+        server.write(after_s=0.0 if day == 0 else DAY)
+    assert len(days_kept(path)) == 365
+    return server
+
+
+@pytest.mark.parametrize("jump_s", [410 * DAY, 4000 * DAY, -400 * DAY])
+@pytest.mark.parametrize("for_s", [1.0, 300.0, 599.0])
+def test_a_clock_that_is_wrong_for_a_moment_drops_nothing_and_misplaces_nothing(
+    long_used, path, jump_s, for_s
+):
+    before = days_kept(path)
+    long_used.clock_error_s = jump_s
+    for requests in (1, 2, 3):
+        long_used.use("a", requests=365 + requests)
+        long_used.write(after_s=for_s / 3)
+    long_used.clock_error_s = 0.0
+    long_used.use("a", requests=369)
+    long_used.write()
+    assert set(before) <= set(days_kept(path))
+    assert max(days_kept(path)) < 364.1
+    assert usage(path, "key")[0]["requests"] == 369
+    since = usage(path, "key", since_s=NOON + 364 * DAY + 60, until_s=NOON + 365 * DAY)
+    assert sum(row["requests"] for row in since) <= 4
+
+
+def test_a_clock_that_stays_wrong_costs_a_bounded_part_of_the_oldest_usage(long_used, path):
+    long_used.clock_error_s = 4000 * DAY
+    kept = len(days_kept(path))
+    for _ in range(24):
+        long_used.write(after_s=300.0)
+    assert kept - len(days_kept(path)) <= 2 * 2
+    long_used.clock_error_s = 0.0
+    for requests in range(366, 371):
+        long_used.use("a", requests=requests)
+        long_used.write(after_s=300.0)
+    days = [day for day in days_kept(path) if day < 1000]
+    assert days[-1] == pytest.approx(364.1, abs=0.1), "a clock that was put right is followed"
+    assert usage(path, "key", until_s=NOON + 400 * DAY)[0]["requests"] >= 370 - 5
+
+
+@pytest.mark.parametrize("back_s", [30.0, 90.0, 3 * 3600.0, 30 * DAY])
+def test_a_clock_that_is_set_back_replaces_nothing_that_was_written(path, back_s):
+    server = Server(path)
+    for requests in (10, 20, 30):
+        server.use("a", requests=requests)
+        server.snapshot = snapshot(requests / 10)
+        server.write(after_s=60.0)
+    server.clock_error_s = -back_s
+    for requests in (31, 32, 33):
+        server.use("a", requests=requests)
+        server.write(after_s=400.0)
+    assert usage(path, "key")[0]["requests"] == 33
+    assert usage(path, "model")[0]["cold_starts"] == 12
+    tokens = sum(row["tokens"] for row in usage(path, "function"))
+    assert tokens == server.snapshot.tokens_LE.sum()
+
+
+def test_a_shorter_retention_comes_true_in_steps(long_used, path):
+    long_used.writer.close()
+    server = Server(path, keep_days=30)
+    server.now_s += 365 * DAY
+    kept = []
+    for _ in range(24 * 365):
+        server.now_s += 3600.0
+        server.writer._forget(server.now_s)
+        kept.append(len(days_kept(path)))
+        if kept[-1] == 0:
+            break
+    drops = [before - after for before, after in zip([365, *kept], kept, strict=False)]
+    assert max(drops) <= 2
+    assert sum(drops[:200]) >= 330, "a year within some days"
+
+
+def test_usage_that_cannot_be_written_for_hours_is_told_counted_and_marked(path, caplog):
+    server = Server(path)
+    server.write()
+    with sqlite3.connect(path, isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        server.writer._connection.execute("PRAGMA busy_timeout = 1")
+        for minute in range(1, 131):
+            server.use("a", requests=minute)
+            server.write(after_s=60.0)
+        other.execute("ROLLBACK")
+    other.close()
+    server.use("a", requests=131)
+    server.write(after_s=60.0)
+    written = usage(path, "key")[0]["requests"]
+    assert (written, server.lost) == (131 - 11, 11)
+    assert [r.levelname for r in caplog.records] == ["ERROR", "ERROR", "WARNING"]
+    connection = open_ledger(path, create=False)
+    assert count_missing_minutes(connection) == 11
+    assert count_missing_minutes(connection, since_s=NOON + 12 * 60) == 0
+    assert count_missing_minutes(connection, until_s=NOON + 60) == 0
+    connection.close()
+
+
+def test_a_ledger_of_an_older_release_has_no_gaps_and_gets_a_table_for_them(path):
+    Server(path).writer.close()
+    with sqlite3.connect(path) as older:
+        older.execute("DROP TABLE gaps")
+    older.close()
+    for is_there in (False, True):
+        connection = open_ledger(path, create=False)
+        assert count_missing_minutes(connection) == 0
+        connection.close()
+        if not is_there:
+            Server(path).write()
 
 
 def test_an_end_in_peace_writes_the_last_usage(path):

@@ -48,6 +48,10 @@ def snapshot():
         gb_s_L={"billed": (0.0625,) * layers},
         worker_restarts_D=(0, 1),
         failed_loads_D=(0, 2),
+        events_lost=6,
+        loaded_bytes_D=(300, 500),
+        loading_s_D=(0.5, 2.0),
+        cold_start_s_D=(Timing(), Timing(count=5, total_s=2.5, p50_s=0.4, p99_s=0.9)),
         device_speed_D=(1.0, 0.25),
         planned_speed_D=(1.0, 0.5),
     )
@@ -67,6 +71,13 @@ def registry():
         ("function_warm_starts_total", {}, 10),
         ("function_blocking_loads_total", {}, 1),
         ("failed_loads_total", {"device": "cpu:1"}, 2),
+        ("events_lost_total", {}, 6),
+        ("loaded_bytes_total", {"device": "cpu:1"}, 500),
+        ("loading_seconds_total", {"device": "cpu:0"}, 0.5),
+        ("cold_start_seconds", {"device": "cpu:1", "quantile": "0.5"}, 0.4),
+        ("cold_start_seconds_count", {"device": "cpu:1"}, 5),
+        ("cold_start_seconds_sum", {"device": "cpu:1"}, 2.5),
+        ("cold_start_seconds_count", {"device": "cpu:0"}, 0),
         ("device_speed", {"device": "cpu:1"}, 0.25),
         ("device_planned_speed", {"device": "cpu:1"}, 0.5),
         ("function_instances", {"device": "cpu:0", "state": "warm"}, 3),
@@ -130,6 +141,7 @@ def test_a_snapshot_is_strict_json_with_plain_keys():
     assert data["prediction_accuracy"][:3] == [None, None, 0.5]
     assert data["plan_s"] == {"count": 24, "total_s": 0.3, "p50_s": 0.01, "p99_s": 0.02}
     assert data["predictor"] == {"kind": "auto", "distance": 2, "source": None, "swaps": 3}
+    assert data["cold_start_s"][1]["count"] == 5
     assert data["instances"] == {"warm": [3, 1], "loading": [0, 1]}
     assert data["gb_s"]["reserved"] == 2.0
 

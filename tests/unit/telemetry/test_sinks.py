@@ -1,12 +1,14 @@
+import contextlib
 import json
 import os
+import resource
 import stat
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from moeless.core.events import InstanceLoaded, ReplicasChanged, WorkerLost
+from moeless.core.events import EventsLost, InstanceLoaded, ReplicasChanged, WorkerLost
 from moeless.errors import ConfigError
 from moeless.telemetry.fanout import FanoutSink
 from moeless.telemetry.jsonl import JsonlSink, read_events
@@ -110,6 +112,62 @@ def test_events_of_others_and_an_unfinished_line_are_left_out(tmp_path):
     lost = '{"event": "WorkerLost", "time_s": 1.5, "model": "m", "device": 0, "reason": "killed"}'
     path.write_text(f'{{"event": "TheirOwn", "x": 1}}\n{lost}\n{lost[:20]}')
     assert read_events(path) == [LOST]
+
+
+@contextlib.contextmanager
+def full_disk(path, room):
+    """Files cannot grow beyond what this one has and ``room`` bytes more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = path.stat().st_size + room
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def said(caplog):
+    return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
+@pytest.mark.parametrize("room", [0, 1, 30, 150])
+def test_events_that_a_full_disk_takes_are_counted_told_once_and_marked_where_they_are_missing(
+    tmp_path, caplog, room
+):
+    path = tmp_path / "events.jsonl"
+    sink = FanoutSink(JsonlSink(path), MemorySink())
+    sink.emit(LOST)
+    with full_disk(path, room):
+        for _ in range(5):
+            sink.emit(LOADED)
+        lost = sink.lost
+        assert lost >= 4
+        whole = [LOST] + [LOADED] * (5 - lost)
+        assert read_events(path) == whole, "no line is torn"
+        assert path.read_bytes().endswith(b"\n")
+    sink.emit(LOST)
+    sink.emit(LOADED)
+    mark = EventsLost(time_s=LOADED.time_s, model=LOADED.model, count=lost)
+    assert read_events(path) == [*whole, mark, LOST, LOADED]
+    assert sink.lost == lost
+    (first, began), (second, over) = said(caplog)
+    assert (first, second) == ("ERROR", "WARNING")
+    assert "File too large" in began
+    assert f"again; {lost} are lost" in over
+
+
+def test_each_gap_has_a_mark_of_its_own_also_one_that_lasts_until_the_end(tmp_path):
+    path = tmp_path / "events.jsonl"
+    sink = JsonlSink(path)
+    for count in (2, 3):
+        sink.emit(LOST)
+        with full_disk(path, 0):
+            for _ in range(count):
+                sink.emit(LOADED)
+    sink.close()
+    marks = [event.count for event in read_events(path) if isinstance(event, EventsLost)]
+    assert marks == [2, 3]
+    assert sink.lost == 5
 
 
 @pytest.mark.parametrize("line", ["{", "[]", "{}", '{"event": "WorkerLost"}', "3"])

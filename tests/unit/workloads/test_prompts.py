@@ -34,12 +34,41 @@ RECORDS = [
     ({"conversations": [{"from": "gpt", "value": "x"}, {"from": "human", "value": "d"}]}, "d"),
     ({"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "e"}]}, "e"),
     ({"turns": ["f", "g"]}, "f"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "h"}]}]}, "h"),
+    ({"prompt": [{"role": "user", "content": "i"}]}, "i"),
+    ({"custom_id": "1", "body": {"messages": [{"role": "user", "content": "j"}]}}, "j"),
 ]
 
 
 def test_the_known_fields_of_a_record_are_tried_in_order(tmp_path):
     source = write_lines(tmp_path / "p.jsonl", *(record for record, _ in RECORDS))
     assert read_prompts(source, None) == [prompt for _, prompt in RECORDS]
+
+
+PARTS = [
+    [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+    [{"type": "image_url", "image_url": {"url": "data:,"}}],
+    [{"type": "text", "text": "a", "cache_control": {}}],
+    ["a"],
+    {"text": "a"},
+    3,
+]
+
+
+@pytest.mark.parametrize("content", PARTS)
+def test_a_content_that_the_server_takes_is_recorded_and_what_it_refuses_is_named(
+    tmp_path, content
+):
+    schemas = pytest.importorskip("moeless.server.schemas.chat")
+    message = {"role": "user", "content": content}
+    source = write_lines(tmp_path / "p.jsonl", {"prompt": "a"}, {"messages": [message]})
+    try:
+        served = schemas.ChatMessage.model_validate(message).content
+    except ValueError as error:
+        said = error.errors()[0]["msg"]
+        assert f"line 2: the first turn of the human: {said}" in refusal(source)
+    else:
+        assert read_prompts(source) == ["a", served] == ["a", "a\nb"]
 
 
 def test_the_limit_ends_reading(tmp_path):
@@ -100,6 +129,11 @@ def test_parquet_rows_are_read(tmp_path):
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     turns = [[{"role": "user", "content": text}] for text in ("a", "b")]
+    image = {"type": "image", "url": "x"}
+    system = {"role": "system", "content": [image]}
+    parts = [[system, {"role": "user", "content": [{"type": "text", "text": "c"}]}]]
+    parquet.write_table(arrow.table({"messages": parts}), tmp_path / "parts.parquet")
+    assert read_prompts(str(tmp_path / "parts.parquet")) == ["c"]
     table = arrow.table({"model": ["x", "y"], "conversation": turns})
     parquet.write_table(table, tmp_path / "p.parquet")
     assert read_prompts(str(tmp_path / "p.parquet"), None) == ["a", "b"]

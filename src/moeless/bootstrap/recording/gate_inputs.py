@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from moeless.core.model import ModelSpec
-from moeless.errors import ConfigError, TraceError
+from moeless.errors import ConfigError, TraceError, os_reason
 from moeless.functions.token_path.dispatch import ExpertDispatcher
 from moeless.learned.gate_predictor import Gate
 from moeless.learned.shards import (
@@ -266,6 +266,6 @@ def make_manifest(
 
 def _unwritable(directory: Path, error: OSError) -> TraceError:
     return TraceError(
-        f"{directory} cannot be written ({error.strerror or error}); make room, or choose another "
+        f"{directory} cannot be written ({os_reason(error)}); make room, or choose another "
         "directory"
     )

@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from moeless.errors import ConfigError
+from moeless.errors import ConfigError, os_reason
 from moeless.workloads.trace_meta import Unit
 
 
@@ -108,7 +108,7 @@ def check_output(path: Path) -> None:
             pass
     except OSError as error:
         raise ConfigError(
-            f"--out {path}: {path.parent} cannot be written ({error.strerror or error}); choose "
+            f"--out {path}: {path.parent} cannot be written ({os_reason(error)}); choose "
             "another directory"
         ) from error
 
@@ -137,6 +137,6 @@ def _check_directory(path: Path, *, resume: bool) -> None:
             pass
     except OSError as error:
         raise ConfigError(
-            f"--gate-inputs {path}: {folder} cannot be written ({error.strerror or error}); "
+            f"--gate-inputs {path}: {folder} cannot be written ({os_reason(error)}); "
             "choose another directory"
         ) from error

@@ -3,13 +3,11 @@
 import json
 import os
 import selectors
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -17,6 +15,7 @@ from typing import IO, Any
 from moeless.bootstrap.policies import is_serverful
 from moeless.bootstrap.replays import replay_process
 from moeless.bootstrap.replays.replay import PreparedReplay
+from moeless.core.signals import signals_later
 from moeless.errors import ConfigError, FunctionError
 from moeless.simulator.metrics import MetricsConfig
 from moeless.simulator.recording import Recording
@@ -54,7 +53,7 @@ def run_replay(
         while waiting or running:
             while waiting and len(running) < jobs:
                 name = waiting.pop(0)
-                with _interrupts_later():
+                with signals_later():  # a new process must be known to be ended
                     running[name] = worker = _Worker.start(prepared, name, trace_path, folder)
                 selector.register(worker.output, selectors.EVENT_READ, name)
             for key, _ in selector.select():
@@ -92,22 +91,6 @@ def describe_job(prepared: PreparedReplay, name: str) -> dict[str, Any]:
         "samples": prepared.samples,
         "explain": task.explain,
     }
-
-
-@contextmanager
-def _interrupts_later() -> Iterator[None]:
-    """Put Ctrl-C off until the end of the block: a new process must be known to be ended."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread is interrupted
-        return
-    caught: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _frame: caught.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if caught:
-        signal.raise_signal(signal.SIGINT)
 
 
 def _kill_all(workers: dict[str, "_Worker"]) -> None:

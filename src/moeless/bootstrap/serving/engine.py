@@ -2,13 +2,14 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moeless.config import EngineConfig, ExpertsConfig
-from moeless.errors import ModelError
+from moeless.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from moeless.bootstrap.serving.experts import ExpertsRuntime
@@ -46,7 +47,16 @@ def prepare_process(experts: ExpertsConfig) -> None:
 
     With workers on the same cores, idle compute threads of the engine must sleep: threads that
     wait actively take the cores from the workers.
+
+    Raises:
+        ConfigError: There is no folder for temporary files, which torch looks for when imported.
     """
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "no folder for temporary files can be written to; set TMPDIR to one of yours"
+        ) from error
     if experts.invoker == "process" and "torch" not in sys.modules:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         os.environ.setdefault("GOMP_SPINCOUNT", "0")
@@ -91,6 +101,16 @@ def find_model(name: str, *, progress: Progress = lambda _: None) -> Path:
     return resolve_model(name)
 
 
+def require_tokenizer(tokenizer: object, directory: Path) -> None:
+    """Refuse to serve a model without a tokenizer.
+
+    Raises:
+        ModelError: It is None.
+    """
+    if tokenizer is None:
+        raise ModelError(f"{directory} has no tokenizer; add tokenizer.json and its configuration")
+
+
 def served_model_id(config: EngineConfig) -> str:
     """The id that clients must send: the one asked for, or the last part of the model's name."""
     return config.model_id or Path(config.model).expanduser().resolve().name
@@ -123,21 +143,34 @@ def start_engine(
     prepare_process(experts)
     import torch
 
+    from moeless.bootstrap.serving.dtype_choice import dtype_chooser
     from moeless.bootstrap.serving.engine_observer import MeteringObserver
     from moeless.bootstrap.serving.experts import check_experts_config, start_experts
     from moeless.bootstrap.serving.step_tracing import trace_steps
     from moeless.engines.transformers.generation.engine import TransformersTextEngine
     from moeless.engines.transformers.generation.options import EngineOptions
+    from moeless.engines.transformers.generation.text_codec import (
+        read_chat_template,
+        use_chat_template,
+    )
     from moeless.engines.transformers.loader import load_engine_model
 
     check_experts_config(experts)
-    directory = find_model(config.model, progress=progress)
+    template = None if config.chat_template is None else read_chat_template(config.chat_template)
+    directory = find_model(config.model, progress=progress).absolute()
     torch.set_num_threads(config.threads or _default_threads(experts))
     progress("loading everything but the experts")
-    loaded = load_engine_model(directory, dtype=config.dtype, model_id=served_model_id(config))
-    if loaded.tokenizer is None:
-        raise ModelError(f"{directory} has no tokenizer; add tokenizer.json and its configuration")
-    progress("starting expert workers")
+    loaded = load_engine_model(
+        directory,
+        dtype=config.dtype,
+        model_id=served_model_id(config),
+        choose_dtype=dtype_chooser(experts, tell=progress),
+    )
+    require_tokenizer(loaded.tokenizer, directory)
+    if template is not None:
+        use_chat_template(loaded.tokenizer, template)
+    why = f" ({experts.invoker_reason})" if experts.invoker_reason else ""
+    progress(f"starting experts, invoker: {experts.invoker}{why}")
     runtime = start_experts(loaded, experts, tell=progress)
     try:
         tracer = None if tracing is None else trace_steps(loaded, runtime, tracing)

@@ -32,6 +32,7 @@ from moeless.errors import FunctionError
 from moeless.functions.accounts.billing import GB
 from moeless.functions.host.host import ExpertHost
 from moeless.functions.invokers.inline import InlineInvoker
+from moeless.functions.invokers.patience import Patience
 from moeless.functions.invokers.process import ProcessInvoker
 from moeless.functions.links.board import Board
 from moeless.functions.links.channel import ChannelShape
@@ -122,6 +123,10 @@ class ExpertsRuntime:
             gb_s_L={name: tuple(values) for name, values in gb_s_L.items()},
             worker_restarts_D=_of(report["worker_restarts"], there),
             failed_loads_D=_of(report["failed_loads_D"], there),
+            events_lost=report["events_lost"],
+            loaded_bytes_D=_of(report["loaded_bytes_D"], there),
+            loading_s_D=_of(report["loading_s_D"], there),
+            cold_start_s_D=tuple(Timing(**each) for each in _of(report["cold_start_s_D"], there)),
             device_speed_D=_of(speeds, there) if speeds else (),
             planned_speed_D=_of(report["planned_speed_D"], there),
             straggler_static_mean_L=stats.layers.straggler_static_mean_L,
@@ -350,7 +355,11 @@ def _attach(
             client,
             shape,
             spin_s=max((worker.spin_us for worker in workers), default=0) * 1e-6,
-            deadline_s=config.invocation_timeout_s,
+            patience=Patience(
+                spec.expert.num_parameters,
+                num_devices=client.num_devices,
+                most_s=config.invocation_timeout_s,
+            ),
             cores=[worker.cores if worker is not None else () for worker in client.workers],
         )
         torch_devices = [worker.torch_device for worker in workers]

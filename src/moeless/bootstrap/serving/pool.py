@@ -18,13 +18,16 @@ from moeless.functions.supervisor.pool_directory import PoolDirectory, make_dire
 from moeless.telemetry.jsonl import JsonlSink
 
 
-def serve_pool(config: ExpertsConfig, path: Path, *, on_ready: Callable[[], None]) -> None:
+def serve_pool(config: ExpertsConfig, path: Path, *, on_ready: Callable[[], None]) -> int:
     """Serve a pool until SIGTERM or SIGINT; its workers end with it.
 
     Args:
         config: Devices, their memory, and how workers run.
         path: Directory for the pool's sockets; made with mode 0700 if it is not there.
         on_ready: Called once engines can attach.
+
+    Returns:
+        The signal.
 
     Raises:
         ConfigError: No memory is given, a device is not there, the directory cannot be used, or
@@ -57,6 +60,7 @@ def serve_pool(config: ExpertsConfig, path: Path, *, on_ready: Callable[[], None
         exempt_what_stays()
         with precedence():
             supervisor.run(on_listening=on_ready)
+        return supervisor.ended_by
 
 
 @contextmanager

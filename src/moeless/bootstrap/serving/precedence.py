@@ -14,6 +14,8 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from moeless.core.processor import this_processor
+
 _LONGEST_TURN_S = 0.02
 """What thinks for longer without a pause stands in line with all others."""
 _STAND_BACK_S = 1.0
@@ -32,8 +34,8 @@ def precedence() -> Iterator[None]:
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
     hard_us = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
-    if hard_us != resource.RLIM_INFINITY:
-        yield  # who goes beyond that is killed
+    if hard_us != resource.RLIM_INFINITY or not this_processor().may_ask_for_real_time:
+        yield  # who goes beyond a hard limit is killed
         return
     turns = _Turns()
     before = {

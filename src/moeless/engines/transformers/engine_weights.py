@@ -1,7 +1,8 @@
 """The weights that the engine keeps: everything but the routed experts, read lazily.
 
 Built as a state dict whose values are read (and decoded, where they are block FP8) when
-transformers takes them, into memory of their own. Bytes of experts are never touched.
+transformers takes them, into memory of their own. Bytes of experts are never touched. To check a
+checkpoint nothing is read: values are then hollow, of the right shape and dtype.
 """
 
 import re
@@ -44,14 +45,22 @@ class EngineWeights:
         family: Tells which names are experts'.
         config: The model's configuration.
         dtype: Into which FP8 weights are decoded.
+        hollow: Read nothing: all elements of a value are one in memory.
     """
 
     def __init__(
-        self, index: CheckpointIndex, family: Family, config: Any, dtype: torch.dtype
+        self,
+        index: CheckpointIndex,
+        family: Family,
+        config: Any,
+        dtype: torch.dtype,
+        *,
+        hollow: bool = False,
     ) -> None:
         self._index = index
         self._block = fp8_block_size(config)
         self._dtype = dtype
+        self._hollow = hollow
         self._prefix = family.key_prefix(config)
         self._expert_keys = family.expert_keys
         self._num_layers = family.text_config(config).num_hidden_layers
@@ -67,7 +76,7 @@ class EngineWeights:
         """
         weights = {}
         for key in self._index.keys():  # noqa: SIM118 - an index is not a mapping
-            if self._is_kept(key):
+            if self._is_kept(key) and self._index.holds(key):
                 self._check(key)
                 weights[key.removeprefix(self._prefix)] = StoredWeight(self, key)
         return weights
@@ -75,13 +84,16 @@ class EngineWeights:
     def float_dtype(self) -> str | None:
         """Dtype (safetensors name) of the first plain floating-point tensor, if there is one."""
         for key in self._index.keys():  # noqa: SIM118 - an index is not a mapping
-            dtype = self._index.entry(key).dtype if self._is_kept(key) else ""
+            kept = self._is_kept(key) and self._index.holds(key)
+            dtype = self._index.entry(key).dtype if kept else ""
             if dtype in {"F32", "BF16", "F16"}:
                 return dtype
         return None
 
     def read(self, key: str) -> torch.Tensor:
         """Read and decode one tensor; remembers the first failure."""
+        if self._hollow:
+            return torch.empty((), dtype=self._dtype).expand(self._index.entry(key).shape)
         try:
             tensor = read_tensor(self._index, key)
             if self._is_fp8(key) and self._block is not None:

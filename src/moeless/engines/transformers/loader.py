@@ -1,7 +1,7 @@
 """Loads a model for the engine: all of it but the experts."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +28,15 @@ from moeless.engines.transformers.weightless import (
 )
 from moeless.errors import CheckpointError, ConfigError
 from moeless.functions.store.index import CheckpointIndex
+from moeless.functions.store.shard import refuse_pointer
+from moeless.functions.store.sources import check_expert_count
 
 _DTYPE_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+ChooseDtype = Callable[[ModelSpec], str]
+"""Told the model in its own dtype; says in which one to compute."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+_PROCESSOR_TEMPLATE = "chat_template.json"
+"""Where models that see images keep their chat template; tokenizers read the other places."""
 
 
 class MoeBlock(NamedTuple):
@@ -71,14 +77,19 @@ class LoadedModel:
 
 
 def load_engine_model(
-    model_dir: Path, *, dtype: str = "auto", model_id: str | None = None
+    model_dir: Path,
+    *,
+    dtype: str = "auto",
+    model_id: str | None = None,
+    choose_dtype: ChooseDtype | None = None,
 ) -> LoadedModel:
     """Load everything but the experts; nothing is downloaded and no remote code is run.
 
     Args:
         model_dir: Holds ``config.json``, safetensors weights and, usually, a tokenizer.
-        dtype: ``auto`` for the configuration's, or ``float32``, ``bfloat16``, ``float16``.
+        dtype: ``auto``, or ``float32``, ``bfloat16``, ``float16``.
         model_id: The id under which the model is served; the directory's name by default.
+        choose_dtype: Asked for the meaning of ``auto``; None takes the configuration's.
 
     Returns:
         The model; its experts raise until ``attach_runtime`` was called.
@@ -92,15 +103,9 @@ def load_engine_model(
         raise ConfigError(f"dtype {dtype!r} is not known; use auto, {', '.join(DTYPE_BYTES)}")
     with _quiet():
         family, config = read_config(model_dir)
-        check_quantization(config, model_dir)
-        index = CheckpointIndex(model_dir)
-        try:
-            _settle_dtype(config, family, index, dtype)
-            spec = family.spec(config, model_id or model_dir.resolve().name)
-            layout = family.layout(config, index)
-            model = _build(model_dir, family, config, index)
-        finally:
-            index.close()
+        spec, layout, model = _read_checkpoint(
+            model_dir, family, config, dtype, model_id, choose_dtype
+        )
         tokenizer = _load_tokenizer(model_dir)
     moe_blocks = _find_blocks(model, family, spec)
     lay_out_dense(model)
@@ -123,18 +128,25 @@ class DescribedModel:
     Args:
         spec: The routed experts.
         layout: Where their weights are stored.
+        tokenizer: Its tokenizer, or None if the directory has none.
     """
 
     spec: ModelSpec
     layout: ExpertLayout
+    tokenizer: Any | None
 
 
-def describe_model(model_dir: Path, *, model_id: str | None = None) -> DescribedModel:
-    """Read a model's configuration and its weights' headers, and nothing else.
+def describe_model(
+    model_dir: Path, *, model_id: str | None = None, choose_dtype: ChooseDtype | None = None
+) -> DescribedModel:
+    """Read a model's configuration, its weights' headers and its tokenizer, and nothing else.
+
+    What ``load_engine_model`` would refuse for what these say is refused here, too.
 
     Args:
         model_dir: Holds ``config.json`` and safetensors weights.
         model_id: Its id; the directory's name by default.
+        choose_dtype: As for ``load_engine_model``.
 
     Raises:
         CheckpointError: A file or tensor is missing, damaged or quantised in an unknown way.
@@ -142,16 +154,11 @@ def describe_model(model_dir: Path, *, model_id: str | None = None) -> Described
     """
     with _quiet():
         family, config = read_config(model_dir)
-        check_quantization(config, model_dir)
-        index = CheckpointIndex(model_dir)
-        try:
-            _settle_dtype(config, family, index, "auto")
-            return DescribedModel(
-                spec=family.spec(config, model_id or model_dir.resolve().name),
-                layout=family.layout(config, index),
-            )
-        finally:
-            index.close()
+        spec, layout, _ = _read_checkpoint(
+            model_dir, family, config, "auto", model_id, choose_dtype, hollow=True
+        )
+        tokenizer = _load_tokenizer(model_dir)
+    return DescribedModel(spec=spec, layout=layout, tokenizer=tokenizer)
 
 
 def attach_runtime(loaded: LoadedModel, runtime: Runtime | None) -> None:
@@ -174,6 +181,12 @@ def read_config(model_dir: Path) -> tuple[Family, Any]:
         ModelError: A dense model, or an unknown family.
     """
     path = model_dir / "config.json"
+    if not path.is_file() and any(model_dir.glob("*.gguf")):
+        raise CheckpointError(
+            f"{model_dir} holds GGUF files; only safetensors are read: download the original model"
+        )
+    for name in ("config.json", "generation_config.json", *_TOKENIZER_FILES):
+        refuse_pointer(model_dir / name)
     if not path.is_file():
         raise CheckpointError(f"{model_dir} has no config.json; give a model directory")
     try:
@@ -190,6 +203,31 @@ def read_config(model_dir: Path) -> tuple[Family, Any]:
     except Exception as error:
         raise CheckpointError(f"{path} cannot be used: {_first_line(error)}") from error
     return family, config
+
+
+def _read_checkpoint(
+    model_dir: Path,
+    family: Family,
+    config: Any,
+    dtype: str,
+    model_id: str | None,
+    choose_dtype: ChooseDtype | None,
+    *,
+    hollow: bool = False,
+) -> tuple[ModelSpec, ExpertLayout, Any]:
+    """The experts, where they are stored, and the model without them."""
+    check_quantization(config, model_dir)
+    index = CheckpointIndex(model_dir)
+    try:
+        _settle_dtype(config, family, index, dtype)
+        spec = family.spec(config, model_id or model_dir.resolve().name)
+        if dtype == "auto" and choose_dtype is not None:
+            spec = _change_dtype(config, family, spec, choose_dtype)
+        layout = family.layout(config, index)
+        check_expert_count(index, layout, spec)
+        return spec, layout, _build(model_dir, family, config, index, hollow=hollow)
+    finally:
+        index.close()
 
 
 def _settle_dtype(config: Any, family: Family, index: CheckpointIndex, dtype: str) -> None:
@@ -210,9 +248,22 @@ def _settle_dtype(config: Any, family: Family, index: CheckpointIndex, dtype: st
     config.dtype = text.dtype = getattr(torch, name)
 
 
-def _build(model_dir: Path, family: Family, config: Any, index: CheckpointIndex) -> Any:
+def _change_dtype(
+    config: Any, family: Family, spec: ModelSpec, choose_dtype: ChooseDtype
+) -> ModelSpec:
+    """Write the chosen dtype into the configuration; returns the model in it."""
+    name = choose_dtype(spec)
+    if name == spec.expert.dtype:
+        return spec
+    config.dtype = family.text_config(config).dtype = getattr(torch, name)
+    return family.spec(config, spec.model_id)
+
+
+def _build(
+    model_dir: Path, family: Family, config: Any, index: CheckpointIndex, *, hollow: bool
+) -> Any:
     text = family.text_config(config)
-    weights = EngineWeights(index, family, config, text.dtype)
+    weights = EngineWeights(index, family, config, text.dtype, hollow=hollow)
     state_dict = weights.state_dict()
     # Weights are decoded while they are read; transformers must not look for quantised ones.
     for part in (config, text):
@@ -230,11 +281,18 @@ def _build(model_dir: Path, family: Family, config: Any, index: CheckpointIndex)
                 generation_config=_load_generation_config(model_dir),
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # told below, by name
             )
         except Exception as error:
             if weights.failure is not None:
                 raise weights.failure from error
             raise CheckpointError(f"{model_dir} cannot be loaded: {_first_line(error)}") from error
+    if info["mismatched_keys"]:
+        name, stored, expected = min(info["mismatched_keys"])
+        raise CheckpointError(
+            f"key {name} of {model_dir} is {list(stored)}, expected {list(expected)}: config.json "
+            f"and the weights do not belong together"
+        )
     if info["missing_keys"]:
         names = sorted(info["missing_keys"])
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -267,13 +325,17 @@ def _load_tokenizer(model_dir: Path) -> Any | None:
     if not any((model_dir / name).is_file() for name in _TOKENIZER_FILES):
         return None
     try:
-        return AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             model_dir, local_files_only=True, trust_remote_code=False
         )
+        beside = model_dir / _PROCESSOR_TEMPLATE
+        if not tokenizer.chat_template and beside.is_file():
+            tokenizer.chat_template = json.loads(beside.read_text("utf-8"))["chat_template"]
     except Exception as error:
         raise CheckpointError(
             f"the tokenizer of {model_dir} cannot be loaded: {_first_line(error)}"
         ) from error
+    return tokenizer
 
 
 def _find_blocks(model: Any, family: Family, spec: ModelSpec) -> tuple[MoeBlock, ...]:

@@ -1,5 +1,6 @@
 """From what a user calls a model to a directory that holds it."""
 
+import os
 import re
 from pathlib import Path
 
@@ -44,9 +45,20 @@ def check_model_name(name: str) -> None:
         CheckpointError: No such directory, or a file.
     """
     path = Path(name).expanduser()
-    if name and path.is_dir():
-        return
-    if name and path.exists():
+    try:
+        is_directory, exists = path.is_dir(), path.exists()
+    except OSError as error:
+        raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
+    if name and is_directory:
+        if os.access(path, os.R_OK | os.X_OK):
+            return
+        raise CheckpointError(f"{name} cannot be read; ask its owner for permission to")
+    if name and exists:
+        if path.suffix == ".gguf":
+            raise CheckpointError(
+                f"{name} is a GGUF file; only safetensors are read: give a directory with the "
+                f"original model"
+            )
         raise CheckpointError(f"{name} is a file; give the directory that holds config.json")
     if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
         raise CheckpointError(

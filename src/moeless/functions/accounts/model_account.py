@@ -13,6 +13,7 @@ import numpy as np
 from moeless.core.plan import CountArray, SpeedArray
 from moeless.core.ports import Clock
 from moeless.functions.accounts.billing import GB, ResidencyMeter
+from moeless.functions.accounts.load_meter import LoadMeter
 from moeless.functions.accounts.usage_split import Usage, UsageSplit
 from moeless.functions.pool.lifecycle import State
 from moeless.functions.pool.pool import DevicePool
@@ -25,6 +26,7 @@ class AccountedModel(Protocol):
 
     function_bytes: int
     cold_starts_L: CountArray
+    loads: LoadMeter
     blocking_loads: int
     evictions: int
     failed_loads: Counter[int]
@@ -102,8 +104,16 @@ class ModelAccount:
         single = [model.blocking_loads, model.evictions, model.plans]
         resident_L = self._meter.gb_s_L(now_s=self._clock.now_s())
         return Usage(
-            pieces=np.concatenate([model.cold_starts_L, failed_D, single]).astype(np.int64),
-            amounts=np.concatenate([resident_L, [self._reserved_byte_s / GB, model.plan_s.total]]),
+            pieces=np.concatenate(
+                [model.cold_starts_L, failed_D, model.loads.counts_D, single]
+            ).astype(np.int64),
+            amounts=np.concatenate(
+                [
+                    resident_L,
+                    model.loads.amounts,
+                    [self._reserved_byte_s / GB, model.plan_s.total],
+                ]
+            ),
         )
 
     def report(self, engine: int | None = None) -> dict[str, Any]:
@@ -115,10 +125,12 @@ class ModelAccount:
         self.settle()
         used = self._total() if engine is None else self._split.of(engine)
         layers, devices = len(self._model.cold_starts_L), len(self._pools)
-        cold_starts_L, rest = used.pieces[:layers], used.pieces[layers:]
-        blocking_loads, evictions, plans = rest[devices:].tolist()
-        resident_L = used.amounts[:layers]
-        reserved, plan_s = used.amounts[layers:].tolist()
+        cold_starts_L, failed_D, loads_D, rest = np.split(
+            used.pieces, np.cumsum([layers, devices, devices])
+        )
+        blocking_loads, evictions, plans = rest.tolist()
+        resident_L, loads, rest_amounts = np.split(used.amounts, np.cumsum([layers, 3 * devices]))
+        reserved, plan_s = rest_amounts.tolist()
         busy_ns_L = self._model.busy_ns_L(engine)
         timing = Timing.of(self._model.plan_s)
         speed_D = self._model.speed_D()
@@ -126,7 +138,8 @@ class ModelAccount:
             "cold_starts_L": cold_starts_L.tolist(),
             "blocking_loads": blocking_loads,
             "evictions": evictions,
-            "failed_loads_D": rest[:devices].tolist(),
+            "failed_loads_D": failed_D.tolist(),
+            **self._model.loads.report(loads_D.tolist(), loads),
             "plans": plans,
             "plan_s": asdict(timing) | {"count": plans, "total_s": plan_s},
             "instances_D": self._instances_D(),

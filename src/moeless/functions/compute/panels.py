@@ -1,9 +1,9 @@
 """Matrix products on a CPU: weights in panels of 32 outputs, rows that depend on no other.
 
 A panel holds all inputs of 32 outputs, one input after the other (bfloat16: one pair of inputs),
-so a product reads its weights once and in their order. All ways to multiply (``tiles``) read the same
-layout. A product is cut into tasks (some rows by some panels) that threads take as they come; each
-element is computed by one of them, in one order, whoever it is: results depend neither on the
+so a product reads its weights once and in their order. All ways to multiply (``tiles``) read the
+same layout. A product is cut into tasks (some rows by some panels) that threads take as they come;
+each element is computed by one of them, in one order, whoever it is: results depend neither on the
 number of threads nor on which rows are multiplied together.
 
 Several threads work on a product where that pays (``team``).

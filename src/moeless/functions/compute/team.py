@@ -119,7 +119,7 @@ _inlined = _numba.njit(nogil=True)
 @_inlined
 def _take(at):
     """Do what is offered, if it can still be taken; whether there was something."""
-    number = _read(at + 8 * _OFFERED)
+    number: Any = _read(at + 8 * _OFFERED)
     if number == _read(at + 8 * _NUMBER):
         return False
     if _swap(at + 8 * _TAKEN, number - 1, number):
@@ -167,7 +167,7 @@ def _code() -> tuple[Any, Any]:
         _call(function, argument)
         for i in range(3, 3 + count):
             at = places[i]
-            number = _read(at + 8 * _OFFERED)
+            number: Any = _read(at + 8 * _OFFERED)
             if not _swap(at + 8 * _TAKEN, number - 1, number):
                 while _read(at + 8 * _FINISHED) != number:
                     _pause()

@@ -17,7 +17,6 @@ know what is multiplied, nor threads.
 
 import ctypes
 import hashlib
-import os
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +27,8 @@ import numba.core.cgutils
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
+
+from moeless.core.processor import this_processor
 
 COLUMNS: Final = 32
 """Outputs of a panel."""
@@ -62,19 +63,15 @@ MOST_ROWS: Final = 12 if LANES == 16 else 6
 
 @cache
 def bfloat16_way() -> str:
-    """How bfloat16 weights are multiplied on this processor: ``amx``, ``dot`` or ``wide``.
-
-    The environment variable ``MOELESS_BFLOAT16`` names a later one to be used instead.
-    """
-    ways = [way for way, there in (("amx", _amx_works), ("dot", _dot_works)) if there()]
-    ways.append("wide")
-    asked = os.environ.get("MOELESS_BFLOAT16")
-    return asked if asked in ways else ways[0]
+    """How bfloat16 weights are multiplied on this processor: ``amx``, ``dot`` or ``wide``."""
+    if amx_works():
+        return "amx"
+    return "dot" if dot_works() else "wide"
 
 
-def _amx_works() -> bool:
-    features = _features()
-    if not (features.get("amx-bf16") and features.get("avx512f")):
+def amx_works() -> bool:
+    """Whether there are AMX's registers, and the system lets us use them."""
+    if not (this_processor().has_amx and _features().get("amx-bf16")):
         return False
     try:
         syscall = ctypes.CDLL(None).syscall
@@ -84,9 +81,11 @@ def _amx_works() -> bool:
     return granted == 0
 
 
-def _dot_works() -> bool:
+def dot_works() -> bool:
+    """Whether there is ``avx512_bf16``, and the compiler takes it."""
     # Its operands need a type that llvmlite does not know; another llvmlite may not take ours.
-    return bool(_features().get("avx512bf16")) and _bfloat_vector() is not None
+    has_dot = this_processor().has_bfloat16_dot and _features().get("avx512bf16")
+    return bool(has_dot) and _bfloat_vector() is not None
 
 
 @cache
@@ -101,7 +100,7 @@ def _bfloat_vector() -> ir.VectorType | None:
 
     fields = {"null": "0.0", "intrinsic_name": "bf16", "__str__": name}
     try:
-        bfloat = type("_BFloat", (base,), fields)
+        bfloat: Any = type("_BFloat", (base,), fields)
         bfloat._create_instance()
         return ir.VectorType(bfloat(), 2 * LANES)
     except (AttributeError, TypeError):
@@ -369,7 +368,8 @@ def _make_view(kind: Any, element: Any) -> Any:
         def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
             return builder.inttoptr(args[0], element.as_pointer())
 
-        return types.CPointer(kind)(types.int64), emit
+        pointer: Any = types.CPointer
+        return pointer(kind)(types.int64), emit
 
     return view
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from moeless.functions.invokers.patience import NOTED_FROM_NS, Patience, Work
 from moeless.functions.links.channel import ChannelShape, await_answer, ring
 from moeless.functions.links.payload import Payload
 from moeless.functions.links.segment_status import NOT_WARM
@@ -18,7 +19,6 @@ _GLANCE_S = 0.05
 """How often a wait looks whether the device is still there."""
 _GLANCES_PER_DOUBT = 4
 """After so many looks the supervisor is asked to look, too."""
-
 
 _sched_getcpu: Any = getattr(ctypes.CDLL(None), "sched_getcpu", None)
 
@@ -35,7 +35,7 @@ class ProcessInvoker:
         client: The attachment that owns the channel.
         shape: Sizes of the channel.
         spin_s: How long to look for answers before sleeping.
-        deadline_s: How long a worker may take for one invocation before it is given up.
+        patience: How long workers may take.
         cores: The cores that each worker stays on; empty for a worker that may move, none for one
             that joins later.
     """
@@ -45,14 +45,14 @@ class ProcessInvoker:
         client: SupervisorClient,
         shape: ChannelShape,
         *,
+        patience: Patience,
         spin_s: float = 0.0,
-        deadline_s: float = 60.0,
         cores: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self._client = client
         self._payload = Payload(client.payload_region, shape)
         self._spin_s = spin_s
-        self._deadline_s = deadline_s
+        self._patience = patience
         self._cores = [set(own) for own in cores or ()]
         self._cores += [set()] * (client.num_devices - len(self._cores))
         self._posted: list[tuple[int, int, int, int]] = []
@@ -82,6 +82,8 @@ class ProcessInvoker:
         self._segments = segments
         self._posted = []
         board = self._client.board
+        if board.fence is not None:
+            board.fence()  # a worker that was seen to be warm has been counted by now
         for device, segments_n3 in enumerate(segments):
             if len(segments_n3):
                 generation = int(board.device_generation_D[device])
@@ -106,6 +108,8 @@ class ProcessInvoker:
             if self._await(device, seq, generation):
                 status[device][:] = mailbox.status_n[:n]
                 busy_ns[device] = mailbox.busy_ns
+                if busy_ns[device] >= NOTED_FROM_NS:
+                    self._patience.note(device, self._work_of(device), busy_ns[device])
             else:
                 status[device][:] = NOT_WARM
         self._posted = []
@@ -115,22 +119,27 @@ class ProcessInvoker:
         mailbox, bell = self._client.mailboxes[device], self._client.answer_bells[device]
         board = self._client.board
         glances = 0
-        given_up = False
         while not await_answer(mailbox, seq, bell, spin_s=self._spin_s, timeout_s=_GLANCE_S):
             self._client.check_alive()
             gone = not board.device_up_D[device]
             if gone or board.device_generation_D[device] != generation:
-                return mailbox.answered >= seq
+                return mailbox.has_answered(seq)
             glances += 1
             if glances % _GLANCES_PER_DOUBT == 0:
-                self._client.doubt(device)
-            if glances * _GLANCE_S > self._deadline_s and not given_up:
-                # It may still write into the shared rows: it has to be gone before they are
-                # given to somebody else, so wait until the supervisor has replaced it.
-                reason = f"no answer within {self._deadline_s:g} s"
-                self._client.give_up(device, reason=reason)
-                given_up = True
+                # One that hangs may still write into the shared rows: it has to be gone before
+                # they are given to somebody else, so wait until the supervisor has replaced it.
+                # Looks are counted, not seconds: while we stood still, so did it perhaps.
+                self._client.doubt(
+                    device,
+                    allowed_s=self._patience.allowed_s(device, self._work_of(device)),
+                    waited_s=glances * _GLANCE_S,
+                )
         return True
+
+    def _work_of(self, device: int) -> Work:
+        segments_n3 = self._segments[device]
+        rows = int(segments_n3[:, 2].sum() - segments_n3[:, 1].sum())
+        return Work(rows=rows, experts=len(segments_n3))
 
     def close(self) -> None:
         """Nothing to give back; the client owns the channel."""

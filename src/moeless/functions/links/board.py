@@ -7,6 +7,8 @@ engines of a model share its instances and its plans, and none of them can distu
 Each array has exactly one writer; readers may see a value that is a moment old, and everything
 that depends on a board is safe then: a replica believed warm may have left (the worker says so
 and the tokens go elsewhere), a plan may be one step old. So nobody ever locks or waits here.
+What belongs together is marked while it is written, and a reader that finds the same mark before
+and after has read it whole (``ordering`` says why marks are seen in time).
 
 The buffers are anonymous shared memory between processes, or plain memory inside one process.
 """
@@ -15,6 +17,8 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from moeless.functions.links.ordering import Fence, new_fence
 
 _Fields = tuple[tuple[str, str, str], ...]
 
@@ -146,6 +150,8 @@ class EngineBoard:
         self, buffer: Any, *, num_layers: int, num_experts: int, num_devices: int
     ) -> None:
         _map(self, _ENGINE_FIELDS, buffer, num_layers, num_experts, num_devices)
+        self.fence: Fence | None = new_fence()
+        """Between a mark and what it marks; None where it is not needed."""
 
     def post_forecast(
         self, layer: int, load_E: NDArray[np.number], *, error: float, step: int
@@ -161,8 +167,10 @@ class EngineBoard:
             step: The step it is for.
         """
         self.forecast_step_L[layer] = 0
+        self._keep_order()
         self.forecast_LE[layer] = load_E
         self.forecast_error_L[layer] = error
+        self._keep_order()
         self.forecast_step_L[layer] = step
 
     def post_actual(self, layer: int, load_E: NDArray[np.number], *, step: int) -> None:
@@ -174,7 +182,9 @@ class EngineBoard:
             step: The step it was.
         """
         self.actual_step_L[layer] = 0
+        self._keep_order()
         self.actual_LE[layer] = load_E
+        self._keep_order()
         self.actual_step_L[layer] = step
 
     def post_speeds(self, speed_D: NDArray[np.float64]) -> None:
@@ -185,16 +195,15 @@ class EngineBoard:
         """
         note = int(self.speed_note[0])
         self.speed_note[0] = -1 - note
+        self._keep_order()
         self.speed_D[:] = speed_D
+        self._keep_order()
         self.speed_note[0] = note + 1
 
     def read_speeds(self) -> NDArray[np.float64] | None:
         """What the engine said last of devices' speeds [D]; None if nothing can be read now."""
-        note = int(self.speed_note[0])
-        if note <= 0:
-            return None
-        speed_D = self.speed_D.copy()
-        return speed_D if int(self.speed_note[0]) == note else None
+        read = self.read_marked(self.speed_note, 0, self.speed_D[None])
+        return None if read is None else read[1][0]
 
     def post_used(self, layer: int, used_ED: NDArray[np.bool_], *, at_ns: int, step: int) -> None:
         """Say which instances of a layer were used, as for a forecast.
@@ -206,8 +215,33 @@ class EngineBoard:
             step: In which step.
         """
         self.used_step_L[layer] = 0
+        self._keep_order()
         np.copyto(self.used_ns_LED[layer], at_ns, where=used_ED)
+        self._keep_order()
         self.used_step_L[layer] = step
+
+    def read_marked(
+        self, mark_L: NDArray[np.int64], place: int, *values: NDArray[Any]
+    ) -> tuple[int, list[Any]] | None:
+        """Read what is marked while it is written.
+
+        Args:
+            mark_L: Marks, positive where something whole is there.
+            place: Which mark, and which of the values.
+            values: What it marks.
+
+        Returns:
+            The mark and copies of the values there; None if nothing whole can be read now.
+        """
+        mark = int(mark_L[place])
+        self._keep_order()
+        copies = [each[place].copy() for each in values]
+        self._keep_order()
+        return (mark, copies) if mark > 0 and int(mark_L[place]) == mark else None
+
+    def _keep_order(self) -> None:
+        if self.fence is not None:
+            self.fence()
 
     @staticmethod
     def num_bytes(*, num_layers: int, num_experts: int, num_devices: int) -> int:
@@ -237,6 +271,7 @@ class Board(ModelBoard, EngineBoard):
     ) -> None:
         _map(self, _MODEL_FIELDS, model_buffer, num_layers, num_experts, num_devices)
         _map(self, _ENGINE_FIELDS, engine_buffer, num_layers, num_experts, num_devices)
+        self.fence = new_fence()
 
     @classmethod
     def in_process(cls, *, num_layers: int, num_experts: int, num_devices: int) -> Self:

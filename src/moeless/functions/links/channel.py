@@ -6,11 +6,10 @@ can be split anywhere, repeated elsewhere after a failure, and never counts twic
 
 Each worker also has a small *mailbox*: the request (which rows, which experts) and its answer.
 A doorbell (eventfd) wakes the reader. A sequence number is written last, so a reader that sees it
-sees the rest (on x86-64 by its memory order; elsewhere through the doorbell's system call).
+sees the rest, whether the doorbell woke it or it looked by itself (``ordering``).
 """
 
 import os
-import platform
 import select
 import time
 from dataclasses import asdict, dataclass
@@ -20,12 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeless.core.model import DTYPE_BYTES
+from moeless.functions.links.ordering import new_fence
 
 _HEADER = 8
 """int64 words at the head of a mailbox."""
-
-SPIN_IS_SAFE = platform.machine() in ("x86_64", "AMD64")
-"""Whether a reader may look at the sequence number without a system call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +78,7 @@ def _padded(num_bytes: int) -> int:
 
 
 class Mailbox:
-    """Views of one worker's mailbox.
+    """Views of one worker's mailbox; each side uses one of its own, from one thread.
 
     Args:
         buffer: The mapped region.
@@ -90,6 +87,7 @@ class Mailbox:
 
     def __init__(self, buffer: Any, shape: ChannelShape) -> None:
         view = memoryview(buffer)
+        self._fence = new_fence()
         self._words = view[: _HEADER * 8].cast("q")
         offset = _padded(_HEADER * 8)
         self.segments_n3: NDArray[np.int32] = np.frombuffer(
@@ -106,27 +104,40 @@ class Mailbox:
         self.segments_n3[:n] = segments_n3
         self._words[2], self._words[3], self._words[4] = layer, rows, n
         seq = self._words[0] + 1
+        # Not before the request, the input rows included, and not before we had read the last
+        # answer's rows.
+        if self._fence is not None:
+            self._fence()
         self._words[0] = seq
         return seq
 
     def request(self) -> tuple[int, int, int, int]:
         """The latest request: sequence number, layer, rows, segments."""
         words = self._words
-        return words[0], words[2], words[3], words[4]
+        seq = words[0]
+        if self._fence is not None:
+            self._fence()  # nothing that belongs to it, the rows included, was read before
+        return seq, words[2], words[3], words[4]
 
     def answer(self, seq: int, *, busy_ns: int) -> None:
         """Write the answer to a request; the statuses have been written before."""
         self._words[5] = busy_ns
+        # Not before statuses and rows, and not before we had read the request's.
+        if self._fence is not None:
+            self._fence()
         self._words[1] = seq
 
-    @property
-    def answered(self) -> int:
-        """Sequence number of the latest answer."""
-        return self._words[1]
+    def has_answered(self, seq: int) -> bool:
+        """Whether a request has been answered; if so, what belongs to the answer can be read."""
+        if self._words[1] < seq:
+            return False
+        if self._fence is not None:
+            self._fence()
+        return True
 
     @property
     def requested(self) -> int:
-        """Sequence number of the latest request."""
+        """Sequence number of the latest request; ``request`` reads what belongs to it."""
         return self._words[0]
 
     @property
@@ -169,13 +180,13 @@ def await_answer(
         Whether the answer has come.
     """
     deadline_s = time.monotonic() + timeout_s
-    if spin_s > 0 and SPIN_IS_SAFE:
+    if spin_s > 0:
         spin_until_s = time.monotonic() + spin_s
-        while mailbox.answered < seq:
+        while not mailbox.has_answered(seq):
             if time.monotonic() > spin_until_s:
                 break
     poller: select.poll | None = None
-    while mailbox.answered < seq:
+    while not mailbox.has_answered(seq):
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             return False

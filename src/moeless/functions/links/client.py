@@ -55,10 +55,6 @@ class PlatformClient(Protocol):
         """
         ...
 
-    def give_up(self, device: int, *, reason: str) -> None:
-        """A device does not answer: it must be replaced before its work is repeated."""
-        ...
-
     def check_alive(self) -> None:
         """Look whether the platform is still there. May be called from any thread.
 

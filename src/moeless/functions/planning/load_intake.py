@@ -53,22 +53,23 @@ class LoadIntake:
         """Look at the board."""
         board = self._board
         for layer in (board.forecast_step_L > self._forecast_L).nonzero()[0].tolist():
-            step = int(board.forecast_step_L[layer])
-            error = float(board.forecast_error_L[layer])
-            load_E = board.forecast_LE[layer].copy()
-            if int(board.forecast_step_L[layer]) != step:
+            read = board.read_marked(
+                board.forecast_step_L, layer, board.forecast_LE, board.forecast_error_L
+            )
+            if read is None:
                 continue
+            step, (load_E, error) = read
             self._forecast_L[layer] = step
             self._consumer.forecast(
                 step=step,
                 layer=layer,
                 load_E=load_E,
-                expected_error=None if math.isnan(error) else error,
+                expected_error=None if math.isnan(error) else float(error),
             )
         for layer in (board.actual_step_L > self._actual_L).nonzero()[0].tolist():
-            step = int(board.actual_step_L[layer])
-            load_E = board.actual_LE[layer].copy()
-            if int(board.actual_step_L[layer]) != step:
+            read = board.read_marked(board.actual_step_L, layer, board.actual_LE)
+            if read is None:
                 continue
+            step, (load_E,) = read
             self._actual_L[layer] = step
             self._consumer.observe(step=step, layer=layer, load_E=load_E)

@@ -5,6 +5,7 @@ Single-threaded like the platform. It must not know torch, sockets or processes.
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,18 @@ from moeless.functions.platform.model_placement import ModelPlacement
 from moeless.functions.pool.lifecycle import Instance
 from moeless.functions.pool.load_limits import LoadLimits
 from moeless.functions.pool.pool import DevicePool, Evict, Load
+
+
+class LoadTime(NamedTuple):
+    """How long a load took.
+
+    Args:
+        began_s: When it was ordered.
+        busy_s: How long its device was at it, and not at the load before it.
+    """
+
+    began_s: float
+    busy_s: float
 
 
 class HostOrders:
@@ -37,6 +50,7 @@ class HostOrders:
         self._clock = clock
         self._limits = limits
         self._load_began_s: dict[tuple[FunctionId, int], float] = {}
+        self._load_ended_s: dict[int, float] = {}
         self.hosts: dict[int, HostPort] = {}
         """By device, of the devices that are up; kept up to date by the owner."""
 
@@ -70,9 +84,14 @@ class HostOrders:
         while orders := pool.advance(now_s=now_s):
             self.carry_out(pool, orders)
 
-    def end_load(self, function: FunctionId, device: int) -> float:
-        """A load has ended, well or not; returns when it began, seconds."""
-        return self._load_began_s.pop((function, device), self._clock.now_s())
+    def end_load(self, function: FunctionId, device: int) -> LoadTime:
+        """A load has ended, well or not."""
+        now_s = self._clock.now_s()
+        began_s = self._load_began_s.pop((function, device), now_s)
+        # A device carries out its orders one after the other, and has some in advance.
+        busy_since_s = max(began_s, self._load_ended_s.get(device, began_s))
+        self._load_ended_s[device] = now_s
+        return LoadTime(began_s=began_s, busy_s=now_s - busy_since_s)
 
     def forget_device(self, device: int) -> None:
         """No load of a device will end."""

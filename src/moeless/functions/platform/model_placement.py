@@ -24,6 +24,7 @@ from moeless.core.plan import (
 )
 from moeless.core.ports import Clock, KeepAlive
 from moeless.functions.accounts.billing import ResidencyMeter
+from moeless.functions.accounts.load_meter import LoadMeter
 from moeless.functions.accounts.model_account import ModelAccount
 from moeless.functions.links.board import EngineBoard, ModelBoard
 from moeless.functions.platform.demands import Demand
@@ -57,6 +58,11 @@ class PlacementPlatform(Protocol):
 
     def slots_D(self, model: "ModelPlacement") -> CountArray:
         """Instances that a model may plan for on each device, int64 [D]."""
+        ...
+
+    @property
+    def events_lost(self) -> int:
+        """Events that did not get where they should be kept."""
         ...
 
     @property
@@ -145,6 +151,7 @@ class ModelPlacement:
         self.earlier_busy_ns_L: CountArray = np.zeros(spec.num_layers, dtype=np.int64)
         self.earlier_used_ns_LED: CountArray = np.zeros(board.warm_LED.shape, dtype=np.int64)
         self.cold_starts_L: CountArray = np.zeros(spec.num_layers, dtype=np.int64)
+        self.loads = LoadMeter(len(platform.pools))
         self.blocking_loads = 0
         self.evictions = 0
         self.failed_loads: Counter[int] = Counter()  # by device
@@ -390,5 +397,5 @@ class ModelPlacement:
         return FunctionId(self.spec.model_id, layer, expert)
 
     def report(self, engine: int | None = None) -> dict[str, Any]:
-        """Counters as a JSON object; see ``ModelAccount``."""
-        return self.account.report(engine)
+        """Counters as a JSON object; see ``ModelAccount``. Lost events are those of all models."""
+        return self.account.report(engine) | {"events_lost": self._platform.events_lost}

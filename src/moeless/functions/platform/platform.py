@@ -301,6 +301,11 @@ class Platform:
         self.advance()
 
     @property
+    def events_lost(self) -> int:
+        """Events of all models that did not get where they should be kept."""
+        return self._news.lost
+
+    @property
     def has_demands(self) -> bool:
         """Whether tokens of some engine wait for loads."""
         return any(model.demands for model in self.models.values())
@@ -322,8 +327,11 @@ class Platform:
 
     def _note_loaded(self, device: int, function: FunctionId, now_s: float) -> None:
         instance = self.pools[device].loaded(function, now_s=now_s)
-        began_s = self.orders.end_load(function, device)
+        began_s, busy_s = self.orders.end_load(function, device)
         model = self.models[function.model]
+        model.loads.note(
+            device, num_bytes=instance.num_bytes, took_s=now_s - began_s, busy_s=busy_s
+        )
         place = function.layer, function.expert, device
         model.earlier_used_ns_LED[place] = int(now_s * 1e9)
         model.board.warm_LED[place] = 1
@@ -346,7 +354,7 @@ class Platform:
         """
         now_s = self.clock.now_s()
         self.orders.note_freed(self.pools[device].failed(function, now_s=now_s))
-        began_s = self.orders.end_load(function, device)
+        began_s, _ = self.orders.end_load(function, device)
         model = self.models[function.model]
         model.failed_loads[device] += 1
         model.unsettle(function.layer)

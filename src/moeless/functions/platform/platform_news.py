@@ -19,6 +19,11 @@ class PlatformNews:
     def __init__(self, sink: EventSink) -> None:
         self._sink = sink
 
+    @property
+    def lost(self) -> int:
+        """Events that did not get where they should be kept."""
+        return getattr(self._sink, "lost", 0)
+
     def demanded(self, model: str, *, layer: int, experts: Sequence[int], time_s: float) -> None:
         """Tokens wait for experts of a layer."""
         self._sink.emit(

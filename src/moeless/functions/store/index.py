@@ -1,8 +1,9 @@
 """Which shard of a checkpoint directory holds which tensor.
 
-Reads ``model.safetensors.index.json`` and its shards, or a single ``model.safetensors``; headers
-are read when first needed. Nothing is ever unpickled. This module must not know torch, experts
-or layouts.
+Reads a single ``model.safetensors``, or ``model.safetensors.index.json`` and its shards; of the
+two the first, as transformers does, unless the second names it as one of several shards. Headers
+are read when first needed. Nothing is ever unpickled. This module must not know torch, experts or
+layouts.
 """
 
 import json
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from moeless.errors import CheckpointError
-from moeless.functions.store.shard import Shard, TensorEntry
+from moeless.functions.store.shard import Shard, TensorEntry, refuse_pointer
 
 _FETCH_BYTES = 1 << 20
 _SINGLE = "model.safetensors"
@@ -32,15 +33,23 @@ class CheckpointIndex:
         self.directory = directory
         if not directory.is_dir():
             raise CheckpointError(f"{directory} is not a directory; give a model directory")
+        is_single = (directory / _SINGLE).is_file()
+        names: dict[str, str] = {}
         if (directory / _INDEX).is_file():
-            names = _read_weight_map(directory / _INDEX)
-            shards = {name: Shard(directory / name) for name in sorted(set(names.values()))}
-            self._shard_of = {key: shards[name] for key, name in names.items()}
-            self._shards = tuple(shards.values())
-        elif (directory / _SINGLE).is_file():
+            try:
+                names = _read_weight_map(directory / _INDEX)
+            except CheckpointError:
+                if not is_single:
+                    raise
+        files = set(names.values())
+        if is_single and (_SINGLE not in files or len(files) == 1):
             shard = Shard(directory / _SINGLE)
             self._shard_of = dict.fromkeys(shard.entries(), shard)
-            self._shards = (shard,)
+            self._shards: tuple[Shard, ...] = (shard,)
+        elif names:
+            shards = {name: Shard(directory / name) for name in sorted(files)}
+            self._shard_of = {key: shards[name] for key, name in names.items()}
+            self._shards = tuple(shards.values())
         else:
             raise CheckpointError(_describe_lack(directory))
 
@@ -50,6 +59,17 @@ class CheckpointIndex:
 
     def __contains__(self, key: str) -> bool:
         return key in self._shard_of
+
+    def holds(self, key: str) -> bool:
+        """Whether a tensor is really there: an index may list what no shard has.
+
+        Raises:
+            CheckpointError: Its shard is missing or damaged.
+        """
+        try:
+            return key in self and key in self._shard(key).entries()
+        except CheckpointError as error:
+            raise CheckpointError(f"tensor {key}: {error}") from error
 
     def entry(self, key: str) -> TensorEntry:
         """What a tensor looks like.
@@ -137,6 +157,7 @@ def _joined(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _read_weight_map(path: Path) -> dict[str, str]:
+    refuse_pointer(path)
     try:
         names: dict[str, str] = json.loads(path.read_bytes())["weight_map"]
         # A name with a directory in it could lead out of the checkpoint.
@@ -145,6 +166,8 @@ def _read_weight_map(path: Path) -> dict[str, str]:
         raise CheckpointError(f"{path} is not a safetensors index; download it again") from error
     if not good:
         raise CheckpointError(f"{path} names a shard that is not a plain file name")
+    if not names:
+        raise CheckpointError(f"{path} lists no tensors; download it again")
     return names
 
 
@@ -154,6 +177,14 @@ def _describe_lack(directory: Path) -> str:
             f"{directory} holds pickled weights; only safetensors are read: "
             f"convert it with save_pretrained"
         )
-    if any(directory.glob("*.safetensors")):
+    if any(directory.glob("*.gguf")):
+        return f"{directory} holds GGUF files; only safetensors are read: download those"
+    shards = {path.name for path in directory.glob("*.safetensors")}
+    if shards and all(name.startswith("consolidated") for name in shards):
+        return (
+            f"{directory} holds {min(shards)}, weights under other names than transformers has; "
+            f"download the safetensors files that are called model, and their index"
+        )
+    if shards:
         return f"{directory} has shards but neither {_SINGLE} nor {_INDEX}; download the index"
     return f"{directory} has no weights ({_SINGLE} or {_INDEX}); download the checkpoint"

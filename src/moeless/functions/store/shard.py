@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from moeless.errors import CheckpointError
+from moeless.errors import CheckpointError, os_reason
 
 ITEM_BYTES: dict[str, int] = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -26,6 +26,7 @@ ITEM_BYTES: dict[str, int] = {
 
 _MAX_HEADER_BYTES = 100_000_000
 _MAX_READ_BYTES = 1 << 30
+_POINTER = b"version https://git-lfs"
 _NO_WAIT = getattr(os, "RWF_NOWAIT", 0)  # not known on every system
 
 
@@ -120,7 +121,7 @@ class Shard:
                 count = os.preadv(opened.file.number, [piece], offset + done)
             except OSError as error:
                 raise CheckpointError(
-                    f"tensor {key}: shard {self.path} cannot be read ({error.strerror}); "
+                    f"tensor {key}: shard {self.path} cannot be read ({os_reason(error)}); "
                     f"check the disk or download the shard again"
                 ) from error
             if count == 0:
@@ -180,7 +181,8 @@ class Shard:
                 raise CheckpointError(f"shard {self.path} is missing; download it") from error
             except OSError as error:
                 raise CheckpointError(
-                    f"shard {self.path} cannot be opened ({error.strerror}); check its permissions"
+                    f"shard {self.path} cannot be opened ({os_reason(error)}); check its "
+                    f"permissions"
                 ) from error
             status = os.fstat(file.number)
             entries = _read_header(self.path, file.number, status.st_size)
@@ -188,6 +190,22 @@ class Shard:
             if not self._forms:
                 self._forms = {key: entry.form for key, entry in entries.items()}
             return self._opened
+
+
+def refuse_pointer(path: Path) -> None:
+    """Refuse what Git leaves in place of a large file that it has not fetched.
+
+    Args:
+        path: A file; one that cannot be read is left to whoever reads it.
+
+    Raises:
+        CheckpointError: It is such a pointer.
+    """
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        if file.read(len(_POINTER)) == _POINTER:
+            raise CheckpointError(
+                f"{path} is a Git LFS pointer, not the file itself; run git lfs pull there"
+            )
 
 
 def _is_cached(descriptor: int, offset: int) -> bool:
@@ -204,6 +222,7 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
 
 def _read_header(path: Path, descriptor: int, size: int) -> dict[str, TensorEntry]:
     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+    refuse_pointer(path)
     if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
         raise CheckpointError(
             f"shard {path} is truncated or corrupt: its header says {length} bytes, "

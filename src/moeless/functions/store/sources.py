@@ -4,13 +4,15 @@ Vocabulary: a *part* is one stored matrix (or bias vector) of one expert; it has
 outputs and as many columns as inputs, unless the source says that it is transposed.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 
-from moeless.core.checkpoint import TensorSource
+from moeless.core.checkpoint import ExpertLayout, TensorSource
+from moeless.core.model import ModelSpec
 from moeless.errors import CheckpointError
 from moeless.functions.store.codecs import MXFP4_GROUP, decode_fp8_block, decode_mxfp4
 from moeless.functions.store.index import CheckpointIndex
@@ -149,6 +151,38 @@ def read_single(
     """Read a matrix or bias that is stored by itself; see ``read_pair``."""
     (key,) = fill_keys(source, layer_id, expert)
     return _own(_read_part(index, source, key, expert, part, dtype, memory), dtype, memory)
+
+
+def check_expert_count(index: CheckpointIndex, layout: ExpertLayout, spec: ModelSpec) -> None:
+    """Check that as many experts are stored as the configuration says.
+
+    Experts that are missing here and there are left to whoever checks them one by one.
+
+    Args:
+        index: The checkpoint.
+        layout: Where expert weights are stored.
+        spec: What the configuration says.
+
+    Raises:
+        CheckpointError: All layers have another number of experts.
+    """
+    source = layout.gate_up
+    counts = set()
+    for layer_id in spec.layer_ids:
+        key = source.keys[0] + ("_blocks" if source.codec == "mxfp4" else "")
+        if source.fused:
+            name = key.format(layer=layer_id, expert=0)
+            counts.add(index.entry(name).shape[0] if index.holds(name) else 0)
+        else:
+            stored = itertools.count()
+            counts.add(
+                next(e for e in stored if key.format(layer=layer_id, expert=e) not in index)
+            )
+    if len(counts) == 1 and 0 < (count := counts.pop()) != spec.num_experts:
+        raise CheckpointError(
+            f"config.json of {index.directory} says {spec.num_experts} experts per layer, but the "
+            f"weights have {count}: they do not belong together"
+        )
 
 
 def check_part(

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from moeless.errors import ConfigError, FunctionError, MoelessError
+from moeless.errors import ConfigError, FunctionError, MoelessError, os_reason
 from moeless.functions.links.messages import Message, close_all, peer_uid, receive, send
 from moeless.functions.supervisor.devices import Devices
 from moeless.functions.supervisor.models import HostedModels
@@ -166,7 +166,7 @@ def listen(path: Path) -> socket.socket:
         listener.bind(str(path))
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot listen on {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot listen on {path}: {os_reason(error)}") from error
     finally:
         os.umask(old_mask)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

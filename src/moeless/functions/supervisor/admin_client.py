@@ -4,7 +4,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from moeless.errors import ConfigError, FunctionError
+from moeless.errors import ConfigError, FunctionError, os_reason
 from moeless.functions.links.messages import Message, close_all, receive, send
 
 
@@ -26,7 +26,7 @@ class AdminClient:
             self._connection.connect(str(path))
         except OSError as error:
             self._connection.close()
-            raise FunctionError(f"no pool answers on {path}: {error.strerror or error}") from error
+            raise FunctionError(f"no pool answers on {path}: {os_reason(error)}") from error
 
     def __enter__(self) -> "AdminClient":
         return self
@@ -78,7 +78,7 @@ class AdminClient:
             send(self._connection, message)
             received = receive(self._connection)
         except OSError as error:
-            raise FunctionError(f"the pool does not answer: {error.strerror or error}") from error
+            raise FunctionError(f"the pool does not answer: {os_reason(error)}") from error
         if received is None:
             raise FunctionError("the pool has hung up")
         answer, fds = received

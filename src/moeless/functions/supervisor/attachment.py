@@ -128,9 +128,9 @@ class Attachment:
         """Show when the replicas of layers were used, but for layers that are being written."""
         step_L = self.board.used_step_L
         for layer in (step_L > self._seen_step_L).nonzero()[0].tolist():
-            step = int(step_L[layer])
-            used_ns_ED = self._engine_used_ns_LED[layer].copy()
-            if step and int(step_L[layer]) == step:
+            read = self.board.read_marked(step_L, layer, self._engine_used_ns_LED)
+            if read is not None:
+                step, (used_ns_ED,) = read
                 self.board.used_ns_LED[layer] = used_ns_ED
                 self._seen_step_L[layer] = step
                 yield layer, step

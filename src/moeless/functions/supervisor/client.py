@@ -9,7 +9,7 @@ from pathlib import Path
 
 from moeless.core.checkpoint import ExpertLayout
 from moeless.core.model import ModelSpec
-from moeless.errors import FunctionError, UnavailableError
+from moeless.errors import FunctionError, UnavailableError, os_reason
 from moeless.functions.links import shared_memory
 from moeless.functions.links.board import Board
 from moeless.functions.links.channel import ChannelShape, Mailbox, ring
@@ -144,13 +144,18 @@ class SupervisorClient:
         if error is not None:
             raise UnavailableError(error)
 
-    def give_up(self, device: int, *, reason: str) -> None:
-        """A device does not answer: it must be replaced before its work is repeated."""
-        self._send({"op": "kill", "device": device, "reason": reason})
+    def doubt(self, device: int, *, allowed_s: float, waited_s: float) -> None:
+        """Tokens have waited for a device for a while: it may have stopped.
 
-    def doubt(self, device: int) -> None:
-        """Tokens have waited for a device for a while: it may have stopped."""
-        self._send({"op": "doubt", "device": device})
+        The supervisor finds out, and replaces it before its work is repeated.
+
+        Args:
+            device: Which.
+            allowed_s: How long it may take for what it was sent.
+            waited_s: How long they have waited.
+        """
+        wait = {"allowed_s": allowed_s, "waited_s": waited_s}
+        self._send({"op": "doubt", "device": device, **wait})
 
     def check_alive(self) -> None:
         """Look whether the supervisor is still there. May be called from any thread.
@@ -238,7 +243,7 @@ def _connect(socket_path: str, *, timeout_s: float) -> socket.socket:
             connection.close()
             if time.monotonic() > deadline_s:
                 raise FunctionError(
-                    f"no supervisor listens on {socket_path}: {error.strerror}"
+                    f"no supervisor listens on {socket_path}: {os_reason(error)}"
                 ) from error
             pause.wait(0.01)
         else:

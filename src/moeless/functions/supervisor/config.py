@@ -39,7 +39,7 @@ class SupervisorConfig:
         restart_backoff_s: Wait before the first restart of a worker; doubles up to 30 s.
         start_timeout_s: How long a worker may take to report ready.
         silence_s: How long a worker may show no sign of life before it is replaced; a tenth of
-            that, at least a second, while tokens wait for it.
+            that, at least a second, while tokens wait for it, and more where it waits for a core.
         order_timeout_s: How long a worker may take for one order, a load for example, before it is
             replaced.
         spare_workers: Workers that stand by to take the place of lost ones.

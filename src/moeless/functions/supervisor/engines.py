@@ -25,6 +25,7 @@ from moeless.functions.supervisor.config import SupervisorConfig
 from moeless.functions.supervisor.fleet import Fleet
 from moeless.functions.supervisor.hosted_model import HostedModel, Joined
 from moeless.functions.supervisor.models import HostedModels
+from moeless.functions.supervisor.vital_signs import OpenWork
 from moeless.functions.supervisor.wishes import read_wishes
 
 _log = logging.getLogger(__name__)
@@ -154,10 +155,12 @@ class Engines:
                 layer=int(message["layer"]),
                 experts=[int(e) for e in message["experts"]],
             )
-        elif message.get("op") == "kill":
-            self._fleet.lose_device(int(message["device"]), str(message["reason"]))
         elif message.get("op") == "doubt":
-            self._fleet.doubt(int(message["device"]))
+            work = OpenWork(
+                allowed_s=float(message["allowed_s"]), waited_s=float(message["waited_s"])
+            )
+            engine = joined.attachment.number
+            self._fleet.doubt(int(message["device"]), engine=engine, work=work)
         elif message.get("op") == "report":
             own = placement.report(joined.attachment.number)
             report = {"op": "report", **own, **self._fleet.report()}

@@ -13,21 +13,25 @@ from typing import Any, Protocol
 from moeless.core.events import WorkerLost, WorkerStarted
 from moeless.core.model import FunctionId
 from moeless.core.ports import Clock, EventSink
-from moeless.errors import ConfigError, FunctionError
+from moeless.errors import ConfigError, FunctionError, os_reason
 from moeless.functions.links.messages import Message, close_all, receive
 from moeless.functions.platform.platform import Platform
 from moeless.functions.supervisor.config import SupervisorConfig, WorkerConfig
 from moeless.functions.supervisor.slot import Slot, SlotState
 from moeless.functions.supervisor.spares import Spares
+from moeless.functions.supervisor.vital_signs import (
+    OpenWork,
+    VitalSigns,
+    allowed_silence_s,
+    find_hang,
+    is_runnable,
+)
 from moeless.functions.supervisor.worker_process import WorkerProcess
 
 _log = logging.getLogger(__name__)
 _STEADY_S = 30.0
 """A worker that lived this long is no failure in a row: the shortest wait follows."""
 _LONGEST_WAIT_S = 30.0
-_DOUBT_SHARE = 0.1
-_LEAST_DOUBT_S = 1.0
-"""A worker that tokens wait for is given up after this part of the time without a sign of life."""
 _PAUSE_S = 2.0
 """More time between two looks at the workers means that the supervisor itself stood still."""
 _HICCUP_S = 0.75
@@ -84,7 +88,7 @@ class Fleet:
         self._owner = owner
         self._workers: dict[int, WorkerProcess] = {}
         self._spares = Spares(config.spare_workers)
-        self._doubted: set[int] = set()
+        self._open_work: dict[int, dict[int, OpenWork]] = {}  # by device and engine
         self._digests: dict[FunctionId, str] = {}
         self.slots = [Slot(device=device) for device in range(config.num_slots)]
         """By device."""
@@ -160,7 +164,7 @@ class Fleet:
         try:
             self._start(slot)
         except OSError as error:  # no memory or no descriptor is left
-            raise FunctionError(f"no worker can be started: {error.strerror}") from error
+            raise FunctionError(f"no worker can be started: {os_reason(error)}") from error
         return slot
 
     def retire(self, slot: Slot) -> None:
@@ -181,28 +185,40 @@ class Fleet:
         self._last_tick_s = now_s
         if since_s > _PAUSE_S:
             self._awake_s = now_s  # we were stopped, and workers perhaps with us
-        if since_s <= _HICCUP_S:
-            self._give_up_doubted(now_s)
-        self._doubted.clear()  # whose tokens still wait is said again
+        if since_s > _HICCUP_S:
+            self._open_work.clear()  # for a silence this short nobody is given up then
         for worker in self:
             reason = self._find_fault(worker, now_s)
             if reason is not None:
                 self.lose(worker, reason)
+        self._open_work.clear()  # whose tokens still wait is said again
         if all(slot.state is not SlotState.STARTING for slot in self.slots):
             self._spares.tick()
 
-    def doubt(self, device: int) -> None:
-        """Tokens wait for a device's worker: see soon whether it still shows signs of life."""
-        self._doubted.add(device)
+    def doubt(self, device: int, *, engine: int, work: OpenWork) -> None:
+        """Tokens wait for a device's worker: see soon whether it lives and gets on.
 
-    def _give_up_doubted(self, now_s: float) -> None:
-        """Replace workers that have stopped while tokens wait for them."""
-        silence_s = max(_LEAST_DOUBT_S, _DOUBT_SHARE * self._config.silence_s)
-        for worker in self:
-            silent_s = now_s - max(worker.pulse.last_s(), self._awake_s)
-            if worker.device in self._doubted and worker.ready and silent_s > silence_s:
-                reason = f"no sign of life for {silence_s:g} s, and tokens wait for it"
-                self.lose(worker, reason)
+        Args:
+            device: Which.
+            engine: Whose tokens.
+            work: What it was sent.
+        """
+        self._open_work.setdefault(device, {})[engine] = work
+
+    def _look_at(self, worker: WorkerProcess, now_s: float) -> VitalSigns:
+        open_work, pulse = self._open_work.get(worker.device, {}), worker.pulse
+        silent_s, tokens_wait = now_s - max(pulse.last_s(), self._awake_s), bool(open_work)
+        least_s = allowed_silence_s(
+            self._config.silence_s, tokens_wait=tokens_wait, is_runnable=False
+        )
+        return VitalSigns(
+            silent_s=silent_s,
+            # Asked only where it makes a difference.
+            is_runnable=silent_s > least_s and is_runnable(worker.process.pid),
+            tokens_wait=tokens_wait,
+            open_work=[work for engine, work in open_work.items() if pulse.serves(engine)],
+            serving_s=now_s - max(pulse.serving_since_s(), self._awake_s),
+        )
 
     def _find_fault(self, worker: WorkerProcess, now_s: float) -> str | None:
         """Why a worker has to be replaced, if it has."""
@@ -211,18 +227,13 @@ class Fleet:
         if not worker.ready:
             late = now_s - started_s > config.start_timeout_s
             return f"did not start within {config.start_timeout_s:g} s" if late else None
-        if now_s - max(worker.pulse.last_s(), self._awake_s) > config.silence_s:
-            return f"no sign of life for {config.silence_s:g} s"
+        hang = find_hang(self._look_at(worker, now_s), config.silence_s)
+        if hang is not None:
+            return hang
         stirred_s = max(worker.stirred_s, self._awake_s)
         if worker.open_orders and now_s - stirred_s > config.order_timeout_s:
             return f"did not carry out an order within {config.order_timeout_s:g} s"
         return None
-
-    def lose_device(self, device: int, reason: str) -> None:
-        """Give up the worker of a device, if it has one."""
-        worker = self._workers.get(device)
-        if worker is not None:
-            self.lose(worker, reason)
 
     def lose(self, worker: WorkerProcess, reason: str) -> None:
         """A worker is gone, or given up: its tokens go elsewhere, a new one is started later."""

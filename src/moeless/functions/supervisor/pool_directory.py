@@ -3,6 +3,7 @@
 ``moeless serve`` makes a private one for its own supervisor; ``moeless pool serve`` is given one.
 """
 
+import contextlib
 import os
 import shutil
 import stat
@@ -10,7 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from moeless.errors import ConfigError
+from moeless.errors import ConfigError, os_reason
 
 _LONGEST_SOCKET = 107
 """Bytes in the path of a Unix socket."""
@@ -49,14 +50,22 @@ def private_directory() -> PoolDirectory:
     Raises:
         ConfigError: No folder for temporary files can be used.
     """
-    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108
-        if base and len(os.fsencode(base)) <= _LONGEST_BASE and os.access(base, os.W_OK | os.X_OK):
+    for base in possible_bases():
+        if len(os.fsencode(base)) <= _LONGEST_BASE and os.access(base, os.W_OK | os.X_OK):
             made = tempfile.mkdtemp(prefix="moeless-", dir=base)  # mode 0700
             return PoolDirectory(Path(made))
     raise ConfigError(
         "no folder for the supervisor's socket: set XDG_RUNTIME_DIR to one that you can write to, "
         f"with at most {_LONGEST_BASE} bytes in its path"
     )
+
+
+def possible_bases() -> list[str]:
+    """Folders in which private directories may be, the best first."""
+    bases = [os.environ.get("XDG_RUNTIME_DIR"), "/tmp"]  # noqa: S108
+    with contextlib.suppress(FileNotFoundError):  # there is none that can be written
+        bases.insert(1, tempfile.gettempdir())
+    return [base for base in bases if base]
 
 
 def make_directory(path: Path) -> PoolDirectory:
@@ -80,8 +89,8 @@ def make_directory(path: Path) -> PoolDirectory:
         directory.path.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{path}: no directory for a pool can be made there ({error.strerror}); name another "
-            f"one, in a folder that exists and that you may write to"
+            f"{path}: no directory for a pool can be made there ({os_reason(error)}); name "
+            f"another one, in a folder that exists and that you may write to"
         ) from error
     _check(directory, path)
     return directory

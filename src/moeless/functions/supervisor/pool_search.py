@@ -2,11 +2,14 @@
 
 import os
 import socket
-import tempfile
 from pathlib import Path
 
 from moeless.errors import ConfigError
-from moeless.functions.supervisor.pool_directory import PoolDirectory, find_directory
+from moeless.functions.supervisor.pool_directory import (
+    PoolDirectory,
+    find_directory,
+    possible_bases,
+)
 
 
 def find_pool(named: Path | None) -> PoolDirectory:
@@ -23,8 +26,8 @@ def find_pool(named: Path | None) -> PoolDirectory:
     found = running_pools()
     if not found:
         raise ConfigError(
-            "no pool of yours is running; start one with moeless serve, or name its directory "
-            "with --pool DIR"
+            "no pool of yours is running; start one with moeless serve --invoker process or "
+            "moeless pool serve, or name its directory with --pool DIR"
         )
     if len(found) > 1:
         names = ", ".join(str(pool.path) for pool in found)
@@ -34,8 +37,7 @@ def find_pool(named: Path | None) -> PoolDirectory:
 
 def running_pools() -> list[PoolDirectory]:
     """Pools of this user that answer, in the folders where ``moeless serve`` makes them."""
-    bases = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")  # noqa: S108
-    folders = dict.fromkeys(Path(base).absolute() for base in bases if base)
+    folders = dict.fromkeys(Path(base).absolute() for base in possible_bases())
     found = []
     for folder in folders:
         for path in sorted(socket_path.parent for socket_path in folder.glob("*/admin.sock")):

@@ -11,10 +11,11 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from moeless.core.events import SupervisorWoken
 from moeless.core.ports import Clock, EventSink, KeepAlive
-from moeless.errors import FunctionError, MoelessError
+from moeless.errors import FunctionError, MoelessError, os_reason
 from moeless.functions.links.messages import close_all, peer_uid, receive
 from moeless.functions.platform.platform import Platform
 from moeless.functions.pool.load_limits import BATCH_BYTES, LoadLimits
@@ -28,6 +29,8 @@ from moeless.functions.supervisor.pool_directory import PoolDirectory
 _TICK_S = 0.25
 _LOOK_S = 0.01
 """How soon boards are looked at again while one engine may be in another's way."""
+
+_OWNER_COMES_S = 30.0
 
 
 class Supervisor:
@@ -100,6 +103,8 @@ class Supervisor:
         )
         self._leave_at_s: float | None = None
         self._running = True
+        self.ended_by = 0
+        """The signal that has ended it, 0 for none."""
 
     def run(self, *, on_listening: Callable[[], None] = lambda: None) -> None:
         """Serve until told to stop, or until nobody has needed us for a while.
@@ -109,9 +114,9 @@ class Supervisor:
         """
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, lambda *_: self._stop())
+        signal.signal(signal.SIGTERM, self._stop)
         owned = self._owner is not None
-        signal.signal(signal.SIGINT, signal.SIG_IGN if owned else lambda *_: self._stop())
+        signal.signal(signal.SIGINT, signal.SIG_IGN if owned else self._stop)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         listener = listen(Path(self._config.socket_path))
         try:
@@ -120,7 +125,14 @@ class Supervisor:
             self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
             if self._owner is not None:
                 self._selector.register(self._owner, selectors.EVENT_READ, self._hear_owner)
-            self._fleet.start()
+            try:
+                self._fleet.start()
+            except OSError as error:
+                reason = f"no worker can be started: {os_reason(error)}"
+                if self._owner is None:
+                    raise FunctionError(reason) from error
+                _refuse_next(listener, reason)  # whoever started this is about to attach
+                return
             on_listening()
             next_tick_s = self._clock.now_s() + _TICK_S
             while self._running:
@@ -144,8 +156,9 @@ class Supervisor:
             listener.close()
             Path(self._config.socket_path).unlink(missing_ok=True)
 
-    def _stop(self) -> None:
+    def _stop(self, number: int, _frame: FrameType | None) -> None:
         self._running = False
+        self.ended_by = number
 
     def _note_waking(self, cause: str) -> None:
         """For the record: what is decided from now on is decided for this position."""
@@ -219,7 +232,9 @@ class Supervisor:
             self._engines.attach(connection, message)
         except MoelessError as error:
             _refuse(connection, str(error))
-        except (*MALFORMED, OSError) as error:
+        except OSError as error:
+            _refuse(connection, f"no engine can be taken: {os_reason(error)}")
+        except MALFORMED as error:
             _refuse(connection, f"malformed request: {error!r}")
 
 
@@ -227,6 +242,17 @@ def _drain(fd: int) -> None:
     with contextlib.suppress(BlockingIOError):
         while os.read(fd, 4096):
             pass
+
+
+def _refuse_next(listener: socket.socket, error: str) -> None:
+    """Tell the next who connects why nobody is served."""
+    listener.settimeout(_OWNER_COMES_S)
+    with contextlib.suppress(OSError):  # nobody came, or not for long
+        connection, _ = listener.accept()
+        received = receive(connection)
+        if received is not None:
+            close_all(received[1])
+        _refuse(connection, error)
 
 
 def _refuse(connection: socket.socket, error: str) -> None:

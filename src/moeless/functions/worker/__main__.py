@@ -22,7 +22,9 @@ def main() -> None:
     parser.add_argument("--device", required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--spin-us", type=int, default=0)
-    parser.add_argument("--pulse-fd", type=int, help="shared memory to show that it lives in")
+    parser.add_argument(
+        "--pulse-fd", type=int, required=True, help="shared memory to show that it lives in"
+    )
     parser.add_argument(
         "--cores", type=_parse_cores, default=(), help="comma-separated cores to stay on"
     )
@@ -34,9 +36,8 @@ def main() -> None:
     os.setpriority(os.PRIO_PROCESS, 0, 0)  # not the supervisor's
     # A worker that is stopped cannot notice that its supervisor is gone; the kernel can.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if arguments.pulse_fd is not None:
-        start_beating(arguments.pulse_fd)
-        os.close(arguments.pulse_fd)
+    pulse = start_beating(arguments.pulse_fd)
+    os.close(arguments.pulse_fd)
     connection = socket.socket(fileno=arguments.socket_fd)
     device, cores = arguments.device, arguments.cores
     if arguments.spare:
@@ -54,7 +55,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     start_helpers()
     exempt_what_stays()
-    Worker(connection, device=device, spin_s=arguments.spin_us * 1e-6).run()
+    Worker(connection, device=device, spin_s=arguments.spin_us * 1e-6, pulse=pulse).run()
 
 
 def _parse_cores(text: str) -> tuple[int, ...]:

@@ -21,16 +21,10 @@ from moeless.errors import CheckpointError, MoelessError
 from moeless.functions.host.host import ExpertHost
 from moeless.functions.host.order_queue import OrderQueue
 from moeless.functions.links import shared_memory
-from moeless.functions.links.channel import (
-    SPIN_IS_SAFE,
-    ChannelShape,
-    Mailbox,
-    hush,
-    new_doorbell,
-    ring,
-)
+from moeless.functions.links.channel import ChannelShape, Mailbox, hush, new_doorbell, ring
 from moeless.functions.links.messages import Message, close_all, receive, send
 from moeless.functions.links.payload import Payload
+from moeless.functions.links.pulse import Pulse
 from moeless.functions.links.segment_status import FAILED
 from moeless.functions.links.wire import layout_from_json, spec_from_json
 from moeless.functions.store.store import ExpertStore
@@ -57,12 +51,16 @@ class Worker:
         connection: To the supervisor.
         device: A torch device name.
         spin_s: How long to look for the next invocation before sleeping.
+        pulse: Where it shows whom it serves.
     """
 
-    def __init__(self, connection: socket.socket, *, device: str, spin_s: float) -> None:
+    def __init__(
+        self, connection: socket.socket, *, device: str, spin_s: float, pulse: Pulse
+    ) -> None:
         self._connection = connection
+        self._pulse = pulse
         self._host = ExpertHost(device)
-        self._spin_s = spin_s if SPIN_IS_SAFE else 0.0
+        self._spin_s = spin_s
         self._engines: dict[int, _Engine] = {}
         self._changed_bell = new_doorbell()
         self._changed = True
@@ -96,24 +94,26 @@ class Worker:
                 close_all(closing)
                 for bell in bells:
                     poller.register(bell, select.POLLIN)
-            engines = list(self._engines.values())
+            engines = list(self._engines.items())
             served = False
-            for engine in engines:
+            for number, engine in engines:
                 if engine.mailbox.requested != engine.seen:
+                    self._pulse.serve(number)
                     self._serve(engine)
+                    self._pulse.serve(None)
                     served = True
             if served or self._look(engines):
                 continue
             for fd, _ in poller.poll():
                 hush(fd)
 
-    def _look(self, engines: list[_Engine]) -> bool:
+    def _look(self, engines: list[tuple[int, _Engine]]) -> bool:
         """Watch the mailboxes for a moment; whether something came."""
         if self._spin_s <= 0:
             return False
         until_s = time.monotonic() + self._spin_s
         while time.monotonic() < until_s:
-            if any(e.mailbox.requested != e.seen for e in engines):
+            if any(e.mailbox.requested != e.seen for _, e in engines):
                 return True
         return False
 

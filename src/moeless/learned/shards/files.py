@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from moeless.errors import find_os_error
+
 TEMPORARY_SUFFIX = ".partial"
 """Of files in the making; whoever continues a directory removes what is left of them."""
 
@@ -21,6 +23,9 @@ def written_durably(path: Path) -> Iterator[Path]:
 
     Args:
         path: The final name; a file that is there is replaced.
+
+    Raises:
+        OSError: It cannot be written, whatever writes it.
     """
     partial = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
@@ -31,9 +36,12 @@ def written_durably(path: Path) -> Iterator[Path]:
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
-        raise
+        refused = find_os_error(error)
+        if refused is None or refused is error:
+            raise
+        raise refused from error
 
 
 def sha256_of(path: Path) -> str:

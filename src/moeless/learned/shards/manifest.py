@@ -8,7 +8,7 @@ from typing import Any
 
 from moeless.core.model import DTYPE_BYTES
 from moeless.core.router import RouterRule
-from moeless.errors import TraceError
+from moeless.errors import TraceError, os_reason
 from moeless.learned.shards.files import written_durably
 
 MANIFEST_FILE = "manifest.json"
@@ -120,7 +120,7 @@ def read_manifest(directory: Path) -> ShardManifest:
             "--gate-inputs wrote"
         ) from error
     except OSError as error:
-        raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise TraceError(f"{path} cannot be read: {os_reason(error)}") from error
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{path} is not readable JSON; record again") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:

@@ -1,19 +1,29 @@
 """How the loops of this package are compiled."""
 
 import contextlib
-import signal
-import threading
-from collections.abc import Callable, Iterator
+import logging
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import numba
 from numba import cfunc, njit
+
+from moeless.core.signals import signals_later
+
+_log = logging.getLogger(__name__)
 
 
 def compiled(signature: str, *, reorders_sums: bool = False) -> Callable[[Any], Any]:
     """Compile a function when it is defined; it runs without the GIL.
 
     Machine code is cached beside the source, or in the user's cache folder where that cannot be
-    written; where neither can, it is made anew in every process.
+    written, or in a folder of our own among temporary files; where none can, it is made anew in
+    every process.
 
     Args:
         signature: Its types, as numba writes them.
@@ -23,11 +33,7 @@ def compiled(signature: str, *, reorders_sums: bool = False) -> Callable[[Any], 
     options: dict[str, Any] = {"fastmath": {"reassoc", "contract"}} if reorders_sums else {}
 
     def decorate(function: Any) -> Any:
-        with _signals_later():
-            try:
-                return njit(signature, cache=True, nogil=True, **options)(function)
-            except RuntimeError:  # no folder for the cache
-                return njit(signature, nogil=True, **options)(function)
+        return _compile_kept(njit, signature, function, nogil=True, **options)
 
     return decorate
 
@@ -39,32 +45,43 @@ def compiled_callback(signature: Any, function: Any) -> Any:
         signature: Its types, as numba has them.
         function: A Python function.
     """
-    with _signals_later():
-        try:
-            return cfunc(signature, cache=True)(function)
-        except RuntimeError:  # no folder for the cache
-            return cfunc(signature)(function)
+    return _compile_kept(cfunc, signature, function)
 
 
-@contextlib.contextmanager
-def _signals_later() -> Iterator[None]:
-    """Have SIGINT and SIGTERM arrive after the block, which takes a second or two.
+def _compile_kept(compiler: Any, signature: Any, function: Any, **options: Any) -> Any:
+    # The compiler calls back into Python: what is raised there, as by Ctrl-C, is lost.
+    with signals_later():
+        with contextlib.suppress(RuntimeError):  # no folder for the cache
+            return compiler(signature, cache=True, **options)(function)
+        if _choose_folder():
+            return compiler(signature, cache=True, **options)(function)
+        return compiler(signature, **options)(function)
 
-    The compiler calls back into Python: what is raised there, as by Ctrl-C, is printed and lost.
+
+def _choose_folder() -> bool:
+    """Have code cached in a folder of our own; whether there is one.
+
+    What lies there is run: nobody else may have made it, nor be able to write to it.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # handlers run in the main thread only
-        return
-    arrived: list[int] = []
-    handlers = {
-        number: signal.signal(number, lambda which, _: arrived.append(which))
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if callable(signal.getsignal(number))  # the others do not raise
-    }
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number in arrived[:1]:
-            signal.raise_signal(number)
+    config: Any = numba.config
+    with contextlib.suppress(OSError):
+        if config.CACHE_DIR:
+            raise PermissionError(config.CACHE_DIR)  # somebody has chosen one, it is of no use
+        folder = Path(tempfile.gettempdir()) / f"moeless-compiled-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+        others_write = found.st_mode & 0o022
+        if is_ours and not others_write and os.access(folder, os.W_OK | os.X_OK):
+            config.CACHE_DIR = str(folder)
+            return True
+    _say_once()
+    return False
+
+
+@cache
+def _say_once() -> None:
+    _log.warning(
+        "compiled loops cannot be kept anywhere, so every process compiles them for some seconds; "
+        "set NUMBA_CACHE_DIR to a folder of yours that can be written"
+    )

@@ -25,7 +25,7 @@ export class History {
     this.recent = null;
   }
 
-  // Takes an answer; returns the figures of the time since the one before.
+  // Takes an answer, and the figures of the time since the one before.
   take(state) {
     const before = this.last;
     this.last = state;
@@ -36,10 +36,10 @@ export class History {
       this.times.length = 0;
       this.series = {};
       this.recent = new Float32Array(state.tokens.length);
-      return null;
+      return;
     }
     const elapsed = state.time_s - before.time_s;
-    if (elapsed <= 0) return null;
+    if (elapsed <= 0) return;
     this.takeTokens(state, before, elapsed);
     const figures = {
       tokens: per(elapsed, state.requests.generated_tokens, before.requests.generated_tokens),
@@ -61,7 +61,6 @@ export class History {
       tpot99: state.requests.tpot.count ? state.requests.tpot.p99_s : null,
     };
     this.push(state.time_s, figures);
-    return figures;
   }
 
   // A mean over about five seconds, so that the map does not flicker.

@@ -121,7 +121,7 @@ function tile(label, value, more = "") {
   return box;
 }
 
-function showTiles(figures) {
+function showTiles() {
   const { requests, gb_s: cost, predictor } = state;
   const known = state.accuracy.filter((value) => value !== null);
   const accuracy = known.length ? known.reduce((a, b) => a + b) / known.length : null;
@@ -130,7 +130,7 @@ function showTiles(figures) {
   const fixed = latest("fixed");
   const more = predictor.kind === "auto" ? `, ${predictor.swaps} swaps` : "";
   get("tiles").replaceChildren(
-    tile("Tokens per second", rate(figures?.tokens ?? null), `${count(requests.generated_tokens)} since the start`),
+    tile("Tokens per second", rate(requests.tokens_per_second), `${count(requests.generated_tokens)} since the start`),
     tile("Requests", `${requests.running} running`, `${requests.waiting} waiting`),
     tile("First token", requests.ttft.count ? seconds(requests.ttft.p50_s) : "–", requests.ttft.count ? `p99 ${seconds(requests.ttft.p99_s)}` : "no request yet"),
     tile("Each further token", requests.tpot.count ? seconds(requests.tpot.p50_s) : "–", requests.tpot.count ? `p99 ${seconds(requests.tpot.p99_s)}` : "no request yet"),
@@ -170,18 +170,24 @@ function showLoads() {
   }
 }
 
+// How fast a device loads, and how long a replica takes to become warm there.
+function loads(device) {
+  const [loaded, busy, cold] = [state.loaded_bytes[device], state.loading_s[device], state.cold_start[device]];
+  return [busy > 0 ? `${bytes(loaded / busy)}/s` : "–", cold?.count ? seconds(cold.p50_s) : "–"];
+}
+
 function showDevices() {
   const states = Object.keys(state.instances);
   fillTable(
     get("devices"),
-    ["device", "state", "memory", "", "tokens", ...states, "worker restarts"],
+    ["device", "state", "memory", "", "tokens", ...states, "loads", "cold start", "worker restarts"],
     state.devices.map((name, device) => {
       const [held, most] = [state.resident_bytes[device], state.budget_bytes[device]];
       return [
         name, state.device_states[device], `${bytes(held)} of ${bytes(most)}`, meter(held, most, `memory of ${name}`),
         count(state.device_tokens[device]),
         ...states.map((kind) => count(state.instances[kind][device])),
-        count(state.worker_restarts[device] ?? 0),
+        ...loads(device), count(state.worker_restarts[device] ?? 0),
       ];
     }),
   );
@@ -218,10 +224,10 @@ function devicesInWords() {
   return `${up} device${up === 1 ? "" : "s"}${others ? ` (${others} coming or going)` : ""}`;
 }
 
-function showAll(figures) {
+function showAll() {
   get("model").textContent = `${state.model} · ${state.layers} layers × ${state.experts} experts · ${devicesInWords()}`;
   get("layer").max = state.layers - 1;
-  showTiles(figures);
+  showTiles();
   showHeat();
   showBusiest();
   for (const chart of charts) chart.update(history);
@@ -246,7 +252,8 @@ async function turn() {
       state = await ask(layer, TIMEOUT_MS);
       // The first layers have no forecast where one looks ahead.
       if (first && !state.detail?.expected) setLayer(Math.min(state.predictor.distance, state.layers - 1));
-      showAll(history.take(state));
+      history.take(state);
+      showAll();
       document.documentElement.dataset.updates = String(Number(document.documentElement.dataset.updates ?? 0) + 1);
       setStatus("live", "live");
     } catch (error) {
@@ -296,7 +303,7 @@ get("theme").addEventListener("change", () => {
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 for (const id of ["busiest", "predicted-table", "layers"]) {
-  get(id).closest("details").addEventListener("toggle", () => state && showAll(null));
+  get(id).closest("details").addEventListener("toggle", () => state && showAll());
 }
 
 function redraw() {

@@ -8,7 +8,7 @@ from importlib import resources
 from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from moeless.errors import MoelessError
 from moeless.server.errors import ApiError, engine_unavailable
@@ -49,6 +49,12 @@ def _read_files() -> dict[str, tuple[bytes, str]]:
 
 
 _FILES = _read_files()
+
+
+@router.get("/", response_class=Response, include_in_schema=False)
+async def get_root() -> Response:
+    """Where to look, for those who open the server's address in a browser."""
+    return RedirectResponse("/dashboard")
 
 
 @router.get("/dashboard", response_class=Response, include_in_schema=False)

@@ -105,6 +105,7 @@ def _respond(
         metrics=state.metrics,
         account=account_of(request.scope),
         record=record_of(request.scope),
+        readiness=state.readiness,
     )
     timeout_s = state.settings.request_timeout_s
     if body.stream:

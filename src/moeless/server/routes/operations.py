@@ -18,14 +18,16 @@ router = APIRouter(tags=["operations"])
 
 @router.get("/health", response_model=None, responses=answer_of(Health, 503))
 async def get_health(request: Request) -> Response:
-    """200 once the server can answer."""
+    """200 while requests are worth sending: the engine is up, and the last ones did not fail."""
     state = state_of(request)
     if not state.ready():
         raise unavailable("the engine is starting", code="not_ready")
     stats = state.engine.stats()
     if not stats.healthy:
         reason = stats.reason or "no reason given"
-        raise unavailable(f"the engine is not healthy: {reason}", code="engine_unavailable")
+        raise engine_unavailable(f"the engine is not healthy: {reason}")
+    if state.readiness.reason is not None:
+        raise unavailable(state.readiness.reason, code="degraded")
     return JsonResponse({"status": "ok", "running": stats.running, "waiting": stats.waiting})
 
 

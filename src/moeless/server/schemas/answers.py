@@ -131,7 +131,7 @@ class ErrorDetail(Shape):
     message: str
     type: str
     param: str | None
-    code: str | None
+    code: str
 
 
 class Error(Shape):

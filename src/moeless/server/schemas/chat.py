@@ -14,7 +14,9 @@ class ChatMessage(StrictModel):
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
 
-    name: Annotated[Any, Neutral()] = None
+    name: Annotated[
+        str | None, Field(max_length=256, description="Told to the chat template.")
+    ] = None
     refusal: Annotated[Any, Neutral()] = None
     audio: Annotated[Any, Neutral()] = None
     annotations: Annotated[Any, Neutral(([],))] = None
@@ -32,10 +34,14 @@ class ChatBody(GenerationBody):
     safety_identifier: Annotated[str | None, Field(description="Changes nothing.")] = None
     prompt_cache_key: Annotated[str | None, Field(description="Changes nothing.")] = None
 
-    tools: Annotated[Any, Neutral(([],))] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None, Field(description='With tool_choice "none" only.')
+    ] = None
     tool_choice: Annotated[Any, Neutral(("none",))] = None
     parallel_tool_calls: Annotated[Any, Neutral((False, True))] = None
-    functions: Annotated[Any, Neutral(([],))] = None
+    functions: Annotated[
+        list[dict[str, Any]] | None, Field(description='With function_call "none" only.')
+    ] = None
     function_call: Annotated[Any, Neutral(("none",))] = None
     response_format: Annotated[Any, Neutral(({"type": "text"},))] = None
     modalities: Annotated[Any, Neutral((["text"],))] = None

@@ -1,10 +1,14 @@
 """Field types that JSON schema alone cannot state."""
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, PlainValidator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from moeless.core.generation import read_content
+from moeless.errors import RequestError
 
 MAX_STOP_CHARS = 1024
 # Ids are 32-bit in every tokenizer; the engine knows the vocabulary's true size.
@@ -29,11 +33,11 @@ class Neutral:
 
     allowed: tuple[Any, ...] = ()
 
-    def check(self, value: Any) -> None:
-        """Return None, or refuse ``value``."""
+    def check(self, value: Any) -> Any:
+        """Return ``value``, or refuse it."""
         if value is None or any(_same_json(value, neutral) for neutral in self.allowed):
-            return
-        offer = "".join(f" or send {neutral!r}" for neutral in self.allowed[:1])
+            return value
+        offer = "".join(f" or send {json.dumps(neutral)}" for neutral in self.allowed[:1])
         raise refuse(f"this value is not supported; leave the field out{offer}")
 
     def __get_pydantic_core_schema__(
@@ -93,18 +97,10 @@ def _is_token_ids(value: Any) -> bool:
 
 
 def _parse_content(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise refuse("must be a string or a list of text parts")
-    for position, part in enumerate(value):
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise refuse(f"part {position} must be an object with a type")
-        if part["type"] != "text":
-            raise refuse(f"part {position} is not of type text: only text is supported")
-        if part.keys() != {"type", "text"} or not isinstance(part["text"], str):
-            raise refuse(f"part {position} must have type and text and nothing else")
-    return "\n".join(part["text"] for part in value)
+    try:
+        return read_content(value)
+    except RequestError as error:
+        raise refuse(str(error)) from None
 
 
 Stop = Annotated[

@@ -5,14 +5,17 @@ or a later value of the same period. A transaction is on disk when it has been c
 """
 
 import contextlib
+import errno
 import os
+import resource
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from moeless.errors import ConfigError
+from moeless.errors import ConfigError, os_reason
 from moeless.telemetry.ledger.meter import KEY_FIELDS, MODEL_FIELDS, Usage
 
+_PERIODS = ("key_usage", "model_usage", "function_usage")
 _APPLICATION_ID = 0x4D6F454C  # "MoEL"
 _VERSION = 1
 
@@ -38,6 +41,15 @@ CREATE TABLE function_usage (
     reserved_gb_s BLOB NOT NULL,
     PRIMARY KEY (run, period_s, layer)
 );
+"""
+
+
+_GAPS = """
+CREATE TABLE IF NOT EXISTS gaps (
+    -- Minutes of a run whose usage could not be written, from the first to the last of them.
+    run TEXT NOT NULL, first_s INTEGER NOT NULL, last_s INTEGER NOT NULL, minutes INTEGER NOT NULL,
+    PRIMARY KEY (run, first_s)
+) WITHOUT ROWID
 """
 
 
@@ -78,14 +90,14 @@ def open_ledger(path: Path, *, create: bool) -> sqlite3.Connection:
         elif not path.is_file():
             raise ConfigError(f"{path} is not a ledger: no such file")
     except OSError as exc:
-        raise ConfigError(f"the ledger {path} cannot be opened: {exc.strerror}") from None
+        raise ConfigError(f"the ledger {path} cannot be opened: {os_reason(exc)}") from None
     # Each call commits by itself unless a transaction was begun. Threads take turns outside.
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
     try:
         _prepare(connection, path, create=create)
     except sqlite3.Error as exc:
         connection.close()
-        raise ConfigError(f"{path} cannot be used as a ledger: {exc}") from None
+        raise ConfigError(f"{path} cannot be used as a ledger: {ledger_reason(exc)}") from None
     except ConfigError:
         connection.close()
         raise
@@ -110,6 +122,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, create: bool) -> Non
             connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {_VERSION}")
     _check_ours(connection, path)
+    connection.execute(_GAPS)  # older releases make none, and do not mind it
 
 
 def _count_tables(connection: sqlite3.Connection) -> int:
@@ -194,10 +207,48 @@ def end_run(connection: sqlite3.Connection, run: str, now_s: float) -> None:
     connection.execute("UPDATE runs SET ended_s = ? WHERE run = ?", (now_s, run))
 
 
-def forget_before(connection: sqlite3.Connection, limit_s: float) -> None:
-    """Drop periods that began before ``limit_s``, and give their space back."""
+def write_gap(
+    connection: sqlite3.Connection, run: str, *, first_s: int, last_s: int, minutes: int
+) -> None:
+    """Note that usage of a run is missing, from one minute to another."""
+    connection.execute(
+        "INSERT OR REPLACE INTO gaps (run, first_s, last_s, minutes) VALUES (?, ?, ?, ?)",
+        (run, first_s, last_s, minutes),
+    )
+
+
+def forget_before(connection: sqlite3.Connection, limit_s: float, *, most_s: float) -> bool:
+    """Drop periods that began before ``limit_s``, and give their space back.
+
+    Args:
+        connection: Of ``open_ledger``.
+        limit_s: Unix seconds.
+        most_s: Of what there is, drop the oldest usage of so many seconds at the most.
+
+    Returns:
+        Whether there is more to drop.
+    """
+    oldest = [
+        connection.execute(f"SELECT min(period_s) FROM {table}").fetchone()[0]  # noqa: S608 - names of our own
+        for table in _PERIODS
+    ]
+    oldest_s = min((period_s for period_s in oldest if period_s is not None), default=limit_s)
+    until_s = min(limit_s, oldest_s + most_s)
     with transaction(connection):
-        for table in ("key_usage", "model_usage", "function_usage"):
-            connection.execute(f"DELETE FROM {table} WHERE period_s < ?", (limit_s,))  # noqa: S608 - names of our own
-        connection.execute("DELETE FROM runs WHERE seen_s < ? AND ended_s IS NOT NULL", (limit_s,))
+        for table in _PERIODS:
+            connection.execute(f"DELETE FROM {table} WHERE period_s < ?", (until_s,))  # noqa: S608 - names of our own
+        connection.execute("DELETE FROM gaps WHERE last_s < ?", (until_s,))
+        connection.execute("DELETE FROM runs WHERE seen_s < ? AND ended_s IS NOT NULL", (until_s,))
     connection.execute("PRAGMA incremental_vacuum").fetchall()
+    return until_s < limit_s
+
+
+def ledger_reason(error: Exception) -> str:
+    """Why a ledger cannot be written, in words; SQLite does not tell a limit from a bad disk."""
+    failed = str(getattr(error, "sqlite_errorname", "")).startswith(
+        ("SQLITE_IOERR", "SQLITE_FULL")
+    )
+    limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
+    if failed and limited:
+        return f"{error}; if not the disk, then: {os_reason(OSError(errno.EFBIG, str(error)))}"
+    return str(error)

@@ -75,6 +75,10 @@ class PeriodCounter:
         """
         return self.add(self._growth.take(values), now_s)
 
+    def begin_anew(self) -> None:
+        """The clock goes on elsewhere, even before the current period: a new one begins there."""
+        self.period = -1
+
     def add(self, growth: Counts, now_s: float) -> Counts:
         """Like ``take``, from what the counters have grown by since the last time."""
         period = int(now_s // self._period_s) * self._period_s
@@ -112,6 +116,13 @@ class UsageMeter:
         self._model = PeriodCounter(60)
         self._functions = PeriodCounter(3600)
         self._growth = _FunctionGrowth()
+        self._minute = -1
+
+    def begin_anew(self) -> None:
+        """See ``PeriodCounter``; what follows is to be kept apart from what came before."""
+        for counter in (*self._keys.values(), self._model, self._functions):
+            counter.begin_anew()
+        self._minute = -1
 
     def take(
         self, keys: Mapping[str, KeyCounts], snapshot: RuntimeSnapshot | None, now_s: float
@@ -126,8 +137,10 @@ class UsageMeter:
         if snapshot is not None:
             model = self._model.take(_model_counts(snapshot), now_s)
             functions = self._functions.add(self._growth.take(snapshot), now_s)
+        # As the counters' periods, which a clock that is set back does not take back.
+        self._minute = max(self._minute, int(now_s // 60) * 60)
         return Usage(
-            minute=int(now_s // 60) * 60,
+            minute=self._minute,
             hour=self._functions.period,
             keys=used,
             model=model,

@@ -57,6 +57,26 @@ def read_usage(
     return _by_function(connection, low, high)
 
 
+def count_missing_minutes(
+    connection: sqlite3.Connection, *, since_s: float | None = None, until_s: float | None = None
+) -> int:
+    """Minutes of usage, of all runs, that could not be written for so long that they are lost.
+
+    Args:
+        connection: Of ``open_ledger``.
+        since_s: Leave out gaps that ended before this Unix time.
+        until_s: Leave out gaps that began at this Unix time or later.
+    """
+    known = "SELECT count(*) FROM sqlite_schema WHERE name = 'gaps'"
+    if not connection.execute(known).fetchone()[0]:
+        return 0  # written by an older release
+    (minutes,) = connection.execute(
+        "SELECT sum(minutes) FROM gaps WHERE last_s + 60 > ? AND first_s < ?",
+        (since_s or 0.0, until_s if until_s is not None else 1e18),
+    ).fetchone()
+    return minutes or 0
+
+
 def _by_model(connection: sqlite3.Connection, low: float, high: float) -> UsageTable:
     found: dict[str, tuple[Any, ...]] = {}
     for table, sums, width in (

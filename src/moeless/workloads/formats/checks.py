@@ -230,10 +230,16 @@ def refuse_other_model(loads: ExpertLoads, declared: Declared) -> None:
         declared: What is known of the model.
 
     Raises:
-        TraceError: Too many columns (physical slots), too few (a partial dump), or another number
-            of layers.
+        TraceError: Too many columns (physical slots), too few (a partial dump), another number of
+            layers, or the two the wrong way round.
     """
     experts = declared.num_experts
+    shape = (loads.num_experts, loads.num_layers)
+    if shape == (declared.num_layers, experts) and declared.num_layers != experts:
+        raise TraceError(
+            f"{loads.source}: {shape[1]} rows and {shape[0]} columns, but {declared.origin} has "
+            f"{shape[0]} layers of {experts} experts: transpose the table"
+        )
     if experts is not None and loads.num_experts > experts:
         raise TraceError(
             f"{loads.source}: {loads.num_experts} columns, but {declared.origin} has {experts} "

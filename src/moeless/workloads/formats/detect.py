@@ -3,25 +3,25 @@
 import zipfile
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from moeless.errors import TraceError
-from moeless.workloads.formats.npy_file import read_npy
+from moeless.errors import TraceError, os_reason
+from moeless.workloads.formats.arrays import holds_ids, read_npy
 from moeless.workloads.formats.trtllm import META
 from moeless.workloads.formats.vllm import NAMES as VLLM_NAMES
+from moeless.workloads.formats.vllm_stats import begins_with_record
 
-FORMATS = ("trace", "sglang", "trtllm", "vllm", "moe-infinity", "csv")
+FORMATS = ("trace", "sglang", "trtllm", "vllm", "vllm-stats", "moe-infinity", "array", "csv")
 """Names of the formats that loads can be read from."""
 
+_BEFORE_TEXT = b"\xef\xbb\xbf\xff\xfe \t\r\n"
 _TORCH_MEMBER = "data.pkl"
 
 
-def detect_format(path: Path) -> str:
+def detect_format(path: Path, *, num_experts: int | None = None) -> str:
     """Name the format of a file or directory.
 
     Args:
         path: The file or directory.
+        num_experts: E, where it is known; it helps to tell counts from ids.
 
     Returns:
         One of ``FORMATS``.
@@ -42,10 +42,14 @@ def detect_format(path: Path) -> str:
     if head.startswith(b"PK\x03\x04"):
         return _detect_archive(path)
     if head.startswith(b"\x93NUMPY"):
-        return _detect_array(read_npy(path))
-    if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
-        return "sglang"
-    if b"\x00" in head:
+        array = read_npy(path)
+        if holds_ids(array, num_experts):
+            return "vllm"
+        return "moe-infinity" if array.ndim == 3 else "array"
+    utf16 = head.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if head.replace(b"\x00", b"").lstrip(_BEFORE_TEXT).startswith((b"{", b"[")):
+        return "vllm-stats" if begins_with_record(path) else "sglang"
+    if b"\x00" in head and not utf16:
         raise _unknown(path)
     return "csv"
 
@@ -68,7 +72,7 @@ def require_content(path: Path) -> None:
         with path.open("rb") as file:
             head = file.read(2)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+        reason = os_reason(error) if isinstance(error, OSError) else error
         raise TraceError(f"{path}: cannot be read ({reason})") from error
     if not head:
         raise TraceError(f"{path}: the file is empty; record again")
@@ -91,18 +95,9 @@ def _detect_archive(path: Path) -> str:
         return "vllm"
     if "loads.npy" in names or "meta.npy" in names:
         return "trace"
+    if "xl/workbook.xml" in names:
+        raise TraceError(f"{path}: an Excel workbook; save its sheet as CSV")
     raise _unknown(path)
-
-
-def _detect_array(array: NDArray[np.generic]) -> str:
-    """Ids of a token differ from each other; counts of a layer hardly ever do."""
-    if array.ndim != 3 or array.dtype.kind == "f" or array.size == 0:
-        return "moe-infinity"
-    if array.dtype == np.int16:
-        return "vllm"
-    sample = np.sort(array[:64].reshape(-1, array.shape[2]), axis=1)
-    distinct = (sample[:, 1:] != sample[:, :-1]).all(axis=1).mean()
-    return "vllm" if distinct > 0.5 else "moe-infinity"
 
 
 def _unknown(path: Path) -> TraceError:

@@ -1,17 +1,20 @@
 """Reads recorded loads of any known format, and refuses those that would mislead."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from moeless.errors import ConfigError, TraceError
+from moeless.errors import ConfigError, TraceError, os_reason
+from moeless.workloads.formats.arrays import as_array, holds_ids, loads_of_array, read_npy
 from moeless.workloads.formats.checks import refuse_other_model, refuse_partial, refuse_repeats
 from moeless.workloads.formats.csv_table import read_csv_loads
 from moeless.workloads.formats.detect import FORMATS, detect_format, require_content
 from moeless.workloads.formats.expert_loads import Declared, ExpertLoads
-from moeless.workloads.formats.moe_infinity import read_moe_infinity_loads
-from moeless.workloads.formats.sglang import TorchLoader, read_sglang_loads
+from moeless.workloads.formats.sglang import TorchLoader, loads_of_dump, read_document
 from moeless.workloads.formats.trace_npz import read_trace_loads
 from moeless.workloads.formats.trtllm import read_trtllm_loads
-from moeless.workloads.formats.vllm import read_vllm_loads
+from moeless.workloads.formats.vllm import NAMES, count_ids, read_vllm_loads
+from moeless.workloads.formats.vllm_stats import read_vllm_stats
+from moeless.workloads.input_file import as_file
 
 
 def read_loads(
@@ -37,17 +40,18 @@ def read_loads(
     """
     if format_name is not None and format_name not in FORMATS:
         raise ConfigError(f"unknown format {format_name!r}; known are: {', '.join(FORMATS)}")
-    require_content(path)
     declared = declared or Declared()
-    name = format_name or detect_format(path)
-    if path.is_dir() != (name == "trtllm"):
-        raise TraceError(
-            f"{path}: format {name} is {'a directory' if name == 'trtllm' else 'a file'}"
-        )
-    try:
-        loads = _read(path, name, load_torch, declared)
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read ({error.strerror or error})") from error
+    with as_file(path) as file:
+        require_content(file)
+        name = format_name or detect_format(file, num_experts=declared.num_experts)
+        if file.is_dir() != (name == "trtllm"):
+            raise TraceError(
+                f"{file}: format {name} is {'a directory' if name == 'trtllm' else 'a file'}"
+            )
+        try:
+            loads = _read(file, name, load_torch, declared, chosen=format_name is not None)
+        except OSError as error:
+            raise TraceError(f"{file}: cannot be read ({os_reason(error)})") from error
     refuse_other_model(loads, declared)
     refuse_repeats(loads)
     if not allow_partial:
@@ -55,15 +59,31 @@ def read_loads(
     return loads
 
 
-def _read(path: Path, name: str, load_torch: TorchLoader, declared: Declared) -> ExpertLoads:
-    if name == "sglang":
-        return read_sglang_loads(path, load_torch=load_torch)
+def _read(
+    path: Path, name: str, load_torch: TorchLoader, declared: Declared, *, chosen: bool
+) -> ExpertLoads:
+    if name == "sglang" or (name in ("array", "moe-infinity") and not _is_npy(path)):
+        data = read_document(path, load_torch=load_torch)
+        if isinstance(data, Mapping) or (chosen and name == "sglang"):
+            return loads_of_dump(data, name=path.name)
+        array = as_array(data, source=path.name)
+        if not chosen and holds_ids(array, declared.num_experts):
+            return count_ids({NAMES[0]: array}, declared, name=path.name)
+        return loads_of_array(array, declared, name=path.name)
+    if name in ("array", "moe-infinity"):
+        return loads_of_array(read_npy(path), declared, name=path.name, format_name=name)
     if name == "vllm":
         return read_vllm_loads(path, declared)
+    if name == "csv":
+        return read_csv_loads(path, declared)
     readers = {
         "trace": read_trace_loads,
         "trtllm": read_trtllm_loads,
-        "moe-infinity": read_moe_infinity_loads,
-        "csv": read_csv_loads,
+        "vllm-stats": read_vllm_stats,
     }
     return readers[name](path)
+
+
+def _is_npy(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(6) == b"\x93NUMPY"

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from moeless.errors import TraceError
+from moeless.workloads.formats.arrays import as_array
 from moeless.workloads.formats.checks import as_counts, drop_dense_layers, sum_steps
 from moeless.workloads.formats.expert_loads import ExpertLoads
 
@@ -24,20 +25,19 @@ TorchLoader = Callable[[Path], Any]
 """Loads a ``.pt`` file without running code, tensors as numpy arrays."""
 
 
-def read_sglang_loads(path: Path, *, load_torch: TorchLoader) -> ExpertLoads:
-    """Add up the steps of a recorder dump.
+def read_document(path: Path, *, load_torch: TorchLoader) -> Any:
+    """What a ``.pt`` or a JSON file holds.
 
     Args:
-        path: A ``.pt`` file or a JSON file.
+        path: The file.
         load_torch: Opens ``.pt`` files; this package does without torch.
 
     Raises:
-        TraceError: Not a dump, or one that must not be planned from.
+        TraceError: It cannot be read.
     """
-    source = f"{path.name} (SGLang)"
     with path.open("rb") as file:
         archive = file.read(4) == b"PK\x03\x04"
-    return _loads_from(load_torch(path) if archive else read_json(path), source)
+    return load_torch(path) if archive else read_json(path)
 
 
 def read_json(path: Path) -> Any:
@@ -47,14 +47,24 @@ def read_json(path: Path) -> Any:
         TraceError: It is not JSON.
     """
     try:
-        return json.loads(path.read_text("utf8"))
+        return json.loads(path.read_bytes())  # which knows UTF-16 and marks of byte order
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{path.name}: not JSON: {error}") from error
 
 
-def _loads_from(data: Any, source: str) -> ExpertLoads:
+def loads_of_dump(data: Any, *, name: str) -> ExpertLoads:
+    """Add up the steps of a recorder dump.
+
+    Args:
+        data: What the file holds.
+        name: The file.
+
+    Raises:
+        TraceError: Not a dump, or one that must not be planned from.
+    """
+    source = f"{name} (SGLang)"
     if not isinstance(data, Mapping):
-        raise TraceError(f"{source}: holds a {type(data).__name__}, expected logical_count")
+        raise TraceError(f"{source}: no object with logical_count, and no array of loads")
     if "records" in data:
         raise TraceError(
             f"{source}: a per-pass dump holds one rank's counts of physical experts; record with "
@@ -76,10 +86,7 @@ def _loads_from(data: Any, source: str) -> ExpertLoads:
 
 
 def _counts(values: Any, source: str) -> Any:
-    try:
-        array = np.asarray(values)
-    except (ValueError, OverflowError) as error:
-        raise TraceError(f"{source}: logical_count has rows of unequal length") from error
+    array = as_array(values, source=f"{source}: logical_count")
     if array.ndim == 2:
         array = array[None]
     if array.ndim != 3 or array.size == 0:

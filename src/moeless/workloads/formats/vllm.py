@@ -8,15 +8,16 @@ layers stay 0.
 Source: vllm-project/vllm, ``docs/training/routed_experts_replay.md``.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moeless.errors import TraceError
+from moeless.workloads.formats.arrays import read_npy
 from moeless.workloads.formats.checks import drop_dense_layers
 from moeless.workloads.formats.expert_loads import Declared, ExpertLoads
-from moeless.workloads.formats.npy_file import read_npy
 from moeless.workloads.npz_archive import read_arrays
 
 NAMES = ("routed_experts", "prompt_routed_experts")
@@ -33,13 +34,26 @@ def read_vllm_loads(path: Path, declared: Declared) -> ExpertLoads:
     Raises:
         TraceError: Not ids, physical ids, dummy tokens, or the number of experts is not known.
     """
-    source = f"{path.name} (vLLM)"
-    arrays = _read(path)
+    return count_ids(_read(path), declared, name=path.name)
+
+
+def count_ids(
+    arrays: Mapping[str, NDArray[np.generic]], declared: Declared, *, name: str
+) -> ExpertLoads:
+    """Count the ids of arrays; see ``read_vllm_loads``.
+
+    Args:
+        arrays: Ids [tokens, layers, top_k] by what they are of.
+        declared: The model.
+        name: The file.
+    """
+    source = f"{name} (vLLM)"
     if not arrays:
         raise TraceError(f"{source}: has neither {' nor '.join(NAMES)}")
     if declared.num_experts is None:
         raise TraceError(
-            f"{source}: ids do not tell how many experts the model has; give --experts or --model"
+            f"{source}: ids do not tell how many experts the model has; give --experts or --model "
+            f"(or --format moe-infinity if these are counts)"
         )
     shapes = {array.shape[1:] for array in arrays.values()}
     if len(shapes) != 1:

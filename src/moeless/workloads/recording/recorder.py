@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moeless.errors import MoelessError, TraceError
+from moeless.errors import MoelessError, TraceError, os_reason
 from moeless.workloads.recording.ledgers import (
     Ledger,
     Part,
@@ -206,7 +206,7 @@ def _stack(seen_L: list[list[NDArray[Any]]], parts: Sequence[Part], what: str) -
 
 def _disk_failure(error: OSError) -> TraceError:
     return TraceError(
-        f"temporary files of the recording cannot be written ({error.strerror or error}); make "
+        f"temporary files of the recording cannot be written ({os_reason(error)}); make "
         "room beside the trace, or record fewer prompts"
     )
 

@@ -146,6 +146,123 @@ def test_a_moe_infinity_trace_is_summed_over_its_sequences(tmp_path):
     assert loads.steps == 3
 
 
+@pytest.mark.parametrize("counts", [(400, 1200), (20, 90), (0, 12)])
+def test_counts_of_experts_are_not_taken_for_ids(tmp_path, counts):
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(*counts, (300, 1, 1)) * 8
+    array = rng.multinomial(tokens[:, 0], np.full((32, 8), 1 / 8)).astype(np.int32)
+    np.save(tmp_path / "trace.npy", array)
+    assert detect_format(tmp_path / "trace.npy") == "moe-infinity"
+    assert (read(tmp_path / "trace.npy").loads_LE == array.sum(axis=0)).all()
+    np.save(tmp_path / "uneven.npy", rng.integers(400, 1200, (300, 32, 8)))
+    assert detect_format(tmp_path / "uneven.npy") == "moe-infinity"
+    np.save(tmp_path / "small.npy", rng.integers(0, 90, (300, 32, 8)))
+    assert detect_format(tmp_path / "small.npy", num_experts=8) == "moe-infinity"
+
+
+@pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (16, 1), (256, 8), (512, 10)])
+@pytest.mark.parametrize("tokens", [1, 300])
+def test_ids_of_experts_are_not_taken_for_counts(tmp_path, experts, top_k, tokens):
+    rng = np.random.default_rng(0)
+    ids = np.argsort(rng.random((tokens, 5, experts)), axis=2)[:, :, :top_k]
+    np.save(tmp_path / "ids.npy", ids)
+    for known in (None, experts):
+        assert detect_format(tmp_path / "ids.npy", num_experts=known) == "vllm"
+    loads = read(tmp_path / "ids.npy", declared=Declared(num_experts=experts))
+    assert loads.loads_LE.sum() == ids.size
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint16, np.float32])
+def test_a_bare_matrix_is_layers_by_experts(tmp_path, dtype):
+    np.save(tmp_path / "loads.npy", LOADS.astype(dtype))
+    assert detect_format(tmp_path / "loads.npy") == "array"
+    assert (read(tmp_path / "loads.npy").loads_LE == LOADS).all()
+    (tmp_path / "loads.json").write_text(json.dumps(LOADS.tolist()))
+    loads = read(tmp_path / "loads.json")
+    assert (loads.loads_LE == LOADS).all()
+    assert loads.source == "loads.json (array)"
+
+
+@pytest.mark.parametrize("shape", [(4,), (), (1, 1, 2, 4)])
+def test_an_array_of_another_shape_is_refused(tmp_path, shape):
+    np.save(tmp_path / "loads.npy", np.ones(shape, dtype=int))
+    with pytest.raises(TraceError, match=r"shape \(.*\), expected \[layers, experts\]"):
+        read(tmp_path / "loads.npy")
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_bare_tensor_is_loads_too(tmp_path, steps):
+    torch = pytest.importorskip("torch")
+    from moeless.bootstrap.placements.torch_file import load_torch_file
+
+    tensor = torch.tensor(LOADS if steps == 1 else np.stack([LOADS] * steps))
+    torch.save(tensor, tmp_path / "loads.pt")
+    loads = read_loads(tmp_path / "loads.pt", load_torch=load_torch_file)
+    assert (loads.loads_LE == steps * LOADS).all()
+    torch.save("text", tmp_path / "text.pt")
+    with pytest.raises(TraceError, match="holds no array of numbers"):
+        read_loads(tmp_path / "text.pt", load_torch=load_torch_file)
+
+
+def window(load, slots, **more):
+    record = {"record_type": "eplb_load_stats", "version": 1, "step": 7, "num_ranks": 2}
+    return record | {"expert_load": load, "p2l_map": slots} | more
+
+
+def write_windows(path, *records):
+    path.write_text("\n".join(json.dumps(record) for record in records) + "\n")
+    return path
+
+
+def test_vllm_load_statistics_are_summed_over_slots_and_windows(tmp_path):
+    path = write_windows(
+        tmp_path / "stats.jsonl",
+        {"record_type": "eplb_load_meta", "version": 1, "num_layers": 2},
+        window([[10, 1, 5, 2], [2, 8, 1, 3]], [[0, 1, 2, 3], [0, 1, 2, 3]], step=9),
+        window([[10, 1, 5, 2, 4], [2, 8, 1, 3, 0]], [[0, 1, 2, 3, 0], [3, 2, 1, 0, -1]], step=7),
+    )
+    assert detect_format(path) == "vllm-stats"
+    path.write_text(path.read_text().replace("\n", "\n\n"))
+    loads = read(path)
+    assert loads.loads_LE.tolist() == [[24, 2, 10, 4], [5, 9, 9, 5]]
+    assert (loads.layer_ids, loads.steps) == ((0, 1), 2)
+
+
+MAP = [[0, 1], [1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("record", "match"),
+    [
+        (window([[1, 2]], MAP), "does not go with expert_load"),
+        (window([[1, 2], [3]], MAP), "unequal length"),
+        (window([[1, 2], [3, -4]], MAP), "no token count"),
+        (window([[1, 2], [3, 4]], [[0, 2], [2, 0]]), "layer 0 has no slot of expert 1"),
+        (window([[1, 2], [3, 4]], [[0, 1], [0, 0]]), "layer 1 has no slot of expert 1"),
+        (window([[1, 2, 3], [3, 4, 0]], [[0, 1, -1], [0, 1, -1]]), "without an expert .* tokens"),
+        (window([[1, 2], [3, 4]], MAP, version=2), "version 2; known is 1"),
+        (window([[1, 2, 3], [3, 4, 5]], [[0, 1, 2], [0, 1, 2]]), "2 layers of 3 experts after 2"),
+        (window([[9, 2], [3, 4]], MAP), "the same as line 1"),
+        ({"step": 3}, "no record_type"),
+    ],
+)
+def test_a_window_of_vllm_that_does_not_fit_names_its_line(tmp_path, record, match):
+    first = window([[9, 2], [3, 4]], MAP)
+    path = write_windows(tmp_path / "stats.jsonl", first, record)
+    with pytest.raises(TraceError, match=f"line 2.*{match}"):
+        read(path)
+
+
+def test_a_last_line_that_is_cut_is_told_so(tmp_path):
+    path = write_windows(tmp_path / "s.jsonl", *[window([[9, 2], [3, 4]], MAP)] * 2)
+    path.write_text(path.read_text()[:-40])
+    with pytest.raises(TraceError, match="line 2 is not JSON: the file ends within it; delete"):
+        read(path)
+    write_windows(path, {"record_type": "eplb_load_meta"})
+    with pytest.raises(TraceError, match="no record of type eplb_load_stats"):
+        read(path)
+
+
 @pytest.mark.parametrize(
     ("text", "layer_ids"),
     [

@@ -48,7 +48,7 @@ def test_a_negative_or_nan_count_in_steps_names_the_step(tmp_path):
         (b"1,2\n3\n", "line 2 has 1 cells"),
         (b"1,2\n3,x\n", "'x' is not a number"),
         (b"{", "not JSON"),
-        (b"[1, 2]", "expected logical_count"),
+        (b"[1, 2]", r"shape \(2,\), expected \[layers, experts\]"),
         (b"{}", "expected logical_count"),
         (b"\x93NUMPY\x01\x00", "damaged .npy"),
         (b"PK\x03\x04 and no more", "damaged archive"),

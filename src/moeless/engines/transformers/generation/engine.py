@@ -13,12 +13,18 @@ from typing import Any, Self
 
 import torch
 
-from moeless.core.generation import EngineStats, FinishReason, GenerationRequest
+from moeless.core.generation import (
+    EngineStats,
+    FinishReason,
+    GenerationRequest,
+    SamplingDefaults,
+)
 from moeless.engines.transformers.generation.batch_cache import BatchCache
 from moeless.engines.transformers.generation.context_limit import resolve_max_model_len
 from moeless.engines.transformers.generation.detokenizer import TextAssembler
 from moeless.engines.transformers.generation.health import HealthMonitor
 from moeless.engines.transformers.generation.model_facts import (
+    advised_sampling,
     generation_eos_ids,
     require_served_layers,
 )
@@ -88,6 +94,7 @@ class TransformersTextEngine:
         self._vocabulary = int(model.get_input_embeddings().num_embeddings)
         self._codec = TextCodec(tokenizer)
         self._eos_ids = self._codec.eos_ids | generation_eos_ids(model)
+        self._sampling_defaults = advised_sampling(model.generation_config)
         self._observer = observer or GenerationObserver()
         self._recorder: StepRecorder | None = None
         self._clock = clock
@@ -121,6 +128,11 @@ class TransformersTextEngine:
     def max_model_len(self) -> int:
         """Prompt plus completion tokens that fit into one sequence."""
         return self._max_model_len
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """What the model's generation config advises."""
+        return self._sampling_defaults
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text; see ``TextEngine``."""

@@ -13,7 +13,7 @@ import torch
 # one prompt for each forward.
 _ONE_MASK = {"mixtral", "phimoe", "qwen3_moe", "olmoe", "deepseek_v3", "granitemoeshared"}
 _MASK_PER_LAYER_TYPE = {"gpt_oss", "llama4_text"}
-_MASKED_ATTENTION = {"sdpa", "eager"}
+_MASKED_ATTENTION = {"sdpa", "moeless_wide", "eager"}
 
 
 def can_pack(config: Any) -> bool:

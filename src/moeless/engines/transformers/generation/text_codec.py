@@ -2,9 +2,12 @@
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from moeless.errors import RequestError
+from jinja2 import TemplateSyntaxError
+
+from moeless.errors import ConfigError, RequestError
 
 
 class TextCodec:
@@ -50,7 +53,8 @@ class TextCodec:
         """
         if not getattr(self._tokenizer, "chat_template", None):
             raise RequestError(
-                "this model has no chat template; send plain text to the completions API",
+                "this model has no chat template; send plain text to the completions API, or have "
+                "the server started with --chat-template FILE",
                 param="messages",
                 code="no_chat_template",
             )
@@ -78,3 +82,40 @@ class TextCodec:
     def decode_token(self, token_id: int) -> str:
         """One token as it is shown beside its log-probability, special tokens by name."""
         return str(self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
+
+
+def read_chat_template(path: Path) -> str:
+    """The text of a chat template.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise ConfigError(f"the chat template {path} cannot be read: {reason}") from error
+    if not text.strip():
+        raise ConfigError(f"the chat template {path} is empty; give a file with a Jinja template")
+    return text
+
+
+def use_chat_template(tokenizer: Any, text: str) -> None:
+    """Write conversations as a template says, not as the checkpoint's own does.
+
+    Args:
+        tokenizer: A loaded transformers tokenizer.
+        text: The template, in Jinja.
+
+    Raises:
+        ConfigError: It is no template.
+    """
+    tokenizer.chat_template = text
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False)
+    except TemplateSyntaxError as error:
+        raise ConfigError(
+            f"the chat template is no Jinja template: line {error.lineno}: {error.message}"
+        ) from error
+    except Exception:  # noqa: BLE001, S110 - it may refuse this conversation and take others
+        pass

@@ -9,6 +9,7 @@ from moeless.workloads.formats.placements.placement import Placement
 from moeless.workloads.formats.placements.sglang_map import KEY, parse_sglang_map
 from moeless.workloads.formats.placements.trtllm_yaml import read_trtllm_yaml
 from moeless.workloads.formats.sglang import read_json
+from moeless.workloads.input_file import as_file
 
 
 def read_any_placement(path: Path, *, num_devices: int) -> Placement:
@@ -21,6 +22,11 @@ def read_any_placement(path: Path, *, num_devices: int) -> Placement:
     Raises:
         TraceError: Missing, of no known format, damaged, or for another number of devices.
     """
+    with as_file(path) as file:
+        return _read(file, num_devices)
+
+
+def _read(path: Path, num_devices: int) -> Placement:
     require_content(path)
     if path.is_dir():
         raise TraceError(f"{path}: is a directory; name a placement file")

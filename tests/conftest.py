@@ -1,0 +1,21 @@
+"""What holds for all tests: how hypothesis draws."""
+
+import sys
+from pathlib import Path
+
+_TESTS = str(Path(__file__).resolve().parent)
+if _TESTS not in sys.path:
+    sys.path.insert(0, _TESTS)
+
+from hypothesis import HealthCheck, settings  # noqa: E402 - the path to shared modules comes first
+
+from effort import count_examples  # noqa: E402
+
+settings.register_profile(
+    "moeless",
+    deadline=None,  # how long an example takes says how busy the machine is
+    suppress_health_check=[HealthCheck.too_slow],  # so does how long it takes to draw one
+    max_examples=count_examples(100),
+    print_blob=True,
+)
+settings.load_profile("moeless")
