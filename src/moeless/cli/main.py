@@ -171,7 +171,7 @@ def main() -> None:
     """Entry point of the command ``moeless``."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # for a locale that cannot write every character
+            stream.reconfigure(errors="replace")  # models answer in more than a locale may know
     code = run(sys.argv[1:])
     gc.freeze()  # the end of a process frees everything at once, and need not look at it first
     sys.exit(code)

@@ -43,15 +43,14 @@ def check_model_name(name: str) -> None:
     Raises:
         CheckpointError: No such directory, or a file.
     """
+    if name.endswith(".gguf"):
+        raise CheckpointError(
+            f"{name} is a GGUF file; only safetensors are read: give the original model's directory"
+        )
     path = Path(name).expanduser()
     if name and path.is_dir():
         return
     if name and path.exists():
-        if path.suffix == ".gguf":
-            raise CheckpointError(
-                f"{name} is a GGUF file; only safetensors are read: give a directory with the "
-                f"original model"
-            )
         raise CheckpointError(f"{name} is a file; give the directory that holds config.json")
     if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
         raise CheckpointError(
