@@ -3,8 +3,9 @@
 import math
 from typing import Any
 
-from moeless.bootstrap.serving.engine import find_model, require_tokenizer
+from moeless.bootstrap.serving.engine import find_model
 from moeless.core.cluster import Device
+from moeless.errors import ModelError
 
 
 def inspect_model(
@@ -30,7 +31,8 @@ def inspect_model(
     from moeless.functions.store import ExpertStore
 
     described = describe_model(directory)
-    require_tokenizer(described.tokenizer, directory)
+    if described.tokenizer is None:  # as start_engine says
+        raise ModelError(f"{directory} has no tokenizer; add tokenizer.json and its configuration")
     spec = described.spec
     with ExpertStore(directory, described.layout, spec) as store:
         store.validate()

@@ -91,16 +91,6 @@ def find_model(name: str, *, progress: Progress = lambda _: None) -> Path:
     return resolve_model(name)
 
 
-def require_tokenizer(tokenizer: object, directory: Path) -> None:
-    """Refuse to serve a model without a tokenizer.
-
-    Raises:
-        ModelError: It is None.
-    """
-    if tokenizer is None:
-        raise ModelError(f"{directory} has no tokenizer; add tokenizer.json and its configuration")
-
-
 def served_model_id(config: EngineConfig) -> str:
     """The id that clients must send: the one asked for, or the last part of the model's name."""
     return config.model_id or Path(config.model).expanduser().resolve().name
@@ -145,7 +135,8 @@ def start_engine(
     torch.set_num_threads(config.threads or _default_threads(experts))
     progress("loading everything but the experts")
     loaded = load_engine_model(directory, dtype=config.dtype, model_id=served_model_id(config))
-    require_tokenizer(loaded.tokenizer, directory)
+    if loaded.tokenizer is None:
+        raise ModelError(f"{directory} has no tokenizer; add tokenizer.json and its configuration")
     progress("starting expert workers")
     runtime = start_experts(loaded, experts, tell=progress)
     try:
