@@ -45,8 +45,8 @@ def check_model_name(name: str) -> None:
     """
     if name.endswith(".gguf"):
         raise CheckpointError(
-            f"{name} is a GGUF file; only safetensors are read: give a directory with the original "
-            f"model"
+            f"{name} is a GGUF file; only safetensors are read: give the directory of the "
+            f"original model"
         )
     path = Path(name).expanduser()
     if name and path.is_dir():
