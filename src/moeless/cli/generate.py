@@ -15,6 +15,19 @@ if TYPE_CHECKING:
     from moeless.core.generation import TextEngine
 
 
+def _encode(engine: "TextEngine", prompt: str, model: str, *, raw: bool) -> list[int]:
+    if raw:
+        return engine.encode(prompt)
+    try:
+        return engine.encode_chat([{"role": "user", "content": prompt}])
+    except RequestError as error:
+        if error.code != "no_chat_template":
+            raise
+        raise ConfigError(
+            f"{model} has no chat template; add --raw to continue PROMPT as it is"
+        ) from error
+
+
 @click.command()
 @click.argument("model")
 @click.argument("prompt")
@@ -35,7 +48,7 @@ def generate(model: str, prompt: str, raw: bool, **options: Any) -> None:
       moeless generate demo "What is the capital of France?"
       moeless generate ./OLMoE-1B-7B "Once upon a time" --raw --devices cpu:1
     """
-    prompt = _read_prompt(prompt)
+    prompt = _read(prompt)
     experts = experts_config(options)
     engine = engine_config(model, options)
     from moeless.bootstrap.serving.engine import start_engine
@@ -75,27 +88,14 @@ def generate(model: str, prompt: str, raw: bool, **options: Any) -> None:
         running.close()
 
 
-def _read_prompt(prompt: str) -> str:
-    """The prompt as text, whatever encoding the environment names: bytes are UTF-8."""
-    data = sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt)
+def _read(prompt: str) -> str:
+    """The prompt as text; bytes that the locale does not know are taken as UTF-8."""
     try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        where = "standard input" if prompt == "-" else "PROMPT"
-        raise ConfigError(
-            f"{where} is not UTF-8 text (byte {data[error.start]:#04x} at {error.start}); convert "
-            f"it, or set LC_ALL=C.UTF-8 in the terminal"
+        text = sys.stdin.read() if prompt == "-" else prompt
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            return os.fsencode(text).decode("utf-8")
+    except UnicodeError as error:
+        raise click.UsageError(
+            f"PROMPT is not text in the encoding of this terminal, nor UTF-8: {error}"
         ) from error
-
-
-def _encode(engine: "TextEngine", prompt: str, model: str, *, raw: bool) -> list[int]:
-    if raw:
-        return engine.encode(prompt)
-    try:
-        return engine.encode_chat([{"role": "user", "content": prompt}])
-    except RequestError as error:
-        if error.code != "no_chat_template":
-            raise
-        raise ConfigError(
-            f"{model} has no chat template; add --raw to continue PROMPT as it is"
-        ) from error
+    return text

@@ -3,8 +3,8 @@
 The checkpoint's own is taken where its products are fast. bfloat16's are on every CPU that loops
 can be compiled for: weights are widened in registers where there are no instructions for it. Where
 torch emulates products instead (float16 on most CPUs), several times slower than float32, float32
-is taken, unless it would not fit where the checkpoint's own does. With experts on GPUs it is always
-the checkpoint's own.
+is taken, unless it would not fit where the checkpoint's own does. With experts on GPUs it is
+always the checkpoint's own.
 """
 
 from collections.abc import Callable, Sequence

@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from moeless.errors import CheckpointError
+from moeless.errors import CheckpointError, os_reason
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
@@ -44,21 +44,21 @@ def check_model_name(name: str) -> None:
     Raises:
         CheckpointError: No such directory, or a file.
     """
+    if name.endswith(".gguf"):
+        raise CheckpointError(
+            f"{name} is a GGUF file; only safetensors are read: give the directory of the "
+            f"original model"
+        )
     path = Path(name).expanduser()
     try:
         is_directory, exists = path.is_dir(), path.exists()
     except OSError as error:
-        raise CheckpointError(f"{name} cannot be read: {error.strerror}") from error
+        raise CheckpointError(f"{name} cannot be read: {os_reason(error)}") from error
     if name and is_directory:
         if os.access(path, os.R_OK | os.X_OK):
             return
         raise CheckpointError(f"{name} cannot be read; ask its owner for permission to")
     if name and exists:
-        if path.suffix == ".gguf":
-            raise CheckpointError(
-                f"{name} is a GGUF file; only safetensors are read: give a directory with the "
-                f"original model"
-            )
         raise CheckpointError(f"{name} is a file; give the directory that holds config.json")
     if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
         raise CheckpointError(

@@ -186,6 +186,17 @@ def write_usage(connection: sqlite3.Connection, run: str, usage: Usage, *, now_s
             )
 
 
+def ledger_reason(error: Exception) -> str:
+    """Why a ledger cannot be written, in words; SQLite does not tell a limit from a bad disk."""
+    failed = str(getattr(error, "sqlite_errorname", "")).startswith(
+        ("SQLITE_IOERR", "SQLITE_FULL")
+    )
+    limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
+    if failed and limited:
+        return f"{error}; if not the disk, then: {os_reason(OSError(errno.EFBIG, str(error)))}"
+    return str(error)
+
+
 def begin_run(
     connection: sqlite3.Connection,
     run: str,
@@ -241,14 +252,3 @@ def forget_before(connection: sqlite3.Connection, limit_s: float, *, most_s: flo
         connection.execute("DELETE FROM runs WHERE seen_s < ? AND ended_s IS NOT NULL", (until_s,))
     connection.execute("PRAGMA incremental_vacuum").fetchall()
     return until_s < limit_s
-
-
-def ledger_reason(error: Exception) -> str:
-    """Why a ledger cannot be written, in words; SQLite does not tell a limit from a bad disk."""
-    failed = str(getattr(error, "sqlite_errorname", "")).startswith(
-        ("SQLITE_IOERR", "SQLITE_FULL")
-    )
-    limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
-    if failed and limited:
-        return f"{error}; if not the disk, then: {os_reason(OSError(errno.EFBIG, str(error)))}"
-    return str(error)
