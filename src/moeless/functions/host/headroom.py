@@ -1,8 +1,8 @@
 """Memory that loads leave to everything else.
 
 Large allocations fail with an exception, and loads are rolled back. Small ones are another matter:
-oneDNN writes to what it asked for without looking whether it got it, which ends the process
-(seen, see docs/log.md), and Python cannot receive an order. So a load asks beforehand whether
+libraries write to what they asked for without looking whether they got it, which ends the process
+(seen of oneDNN, see docs/log.md), and Python cannot receive an order. So a load asks beforehand whether
 there is room for it and for whatever else the process will ask for, and does not even begin if
 not. Only then can it be sure that it does not take the last memory from an invocation beside it.
 
@@ -16,8 +16,7 @@ import mmap
 from moeless.core.model import DTYPE_BYTES, ExpertShape
 
 SMALL_BYTES = 64 << 20
-"""For messages, reading ahead, threads, and what oneDNN builds and keeps for each number of rows
-(0.5 MB each, up to 72 numbers, see ``row_classes``)."""
+"""For messages, reading ahead, threads, and what libraries build and keep."""
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
@@ -31,7 +30,7 @@ def invocation_bytes(shape: ExpertShape, rows: int) -> int:
     """
     # Input and output, gate and up side by side, and what activations keep at the same time.
     width = 2 * shape.hidden + 5 * shape.intermediate
-    return rows * width * DTYPE_BYTES[shape.dtype] * 9 // 8  # rows are rounded up
+    return rows * width * DTYPE_BYTES[shape.dtype] * 9 // 8  # and what products need beside
 
 
 def require_room(load_bytes: int, headroom_bytes: int) -> None:
