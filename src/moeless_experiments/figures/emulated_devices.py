@@ -89,9 +89,7 @@ def _interpret(study: list[EmulatedTimes], times: list[Times], seed: int) -> str
     if slower:
         text += (
             f"\n\nThe default is slower than static placement on {', '.join(slower)}. "
-            "Why was not isolated. Where small experts are computed as one padded block (all but "
-            "bfloat16 on processors with avx512_bf16), a device's time is that of its largest "
-            "expert times their number, which the linear time model does not know."
+            "Why was not isolated."
         )
     return text
 
