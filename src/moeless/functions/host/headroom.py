@@ -4,7 +4,8 @@ Large allocations fail with an exception, and loads are rolled back. Small ones 
 libraries write to what they asked for without looking whether they got it, which ends the process
 (seen of oneDNN, see docs/log.md), and Python cannot receive an order. So a load asks beforehand
 whether there is room for it and for whatever else the process will ask for, and does not even
-begin if not. Only then can it be sure that it does not take the last memory from an invocation beside it.
+begin if not. Only then can it be sure that it does not take the last memory from an invocation
+beside it.
 
 It is about limits that the system enforces when memory is asked for (``ulimit -v`` and ``-d``,
 strict overcommit). A limit on what is really used (a container's) cannot be asked: there the
