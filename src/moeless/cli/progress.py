@@ -82,6 +82,12 @@ class ProgressLines:
         with self._lock:
             self._begin(what)
 
+    def expect(self, what: str) -> None:
+        """Something begins that is soon over, as a rule; it is said if it lasts."""
+        with self._lock:
+            self._stage, self._state, self._lasts = what, "", True
+            self._began_s = self._said_s = self._clock()
+
     def tell(self, what: str, done: int, total: int) -> None:
         """Say what is done of a stage: when it begins, when it ends, and seldom in between."""
         with self._lock:

@@ -56,7 +56,7 @@ def serve(model: str, host: str, port: int, **options: Any) -> int:
             click.echo(f"moeless: {text}", err=True)
 
     with ProgressLines(say) as lines:
-        lines.stage("loading libraries")
+        lines.expect("loading libraries")
         # Everything heavy is imported here, so that --help and wrong options answer at once.
         from moeless.bootstrap.serving.engine import served_model_id
         from moeless.server import ServerAddress

@@ -267,7 +267,7 @@ LARGEST = (
     "File too large: the limit is 512 bytes in one file, shared memory included; .* ulimit -f"
 )
 OPEN = "Too many open files: the limit is 24 open files; raise it with ulimit -n"
-ANSWER = ["--raw", "--max-tokens", "2"]
+ANSWER = ["--raw", "--max-tokens", "2", "--invoker", "process"]
 RECORD = ["--max-tokens", "1", "--limit", "2", "--prompts"]
 
 

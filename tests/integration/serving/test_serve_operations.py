@@ -7,7 +7,7 @@ import shutil
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from fakes.live_server import wait_until
+from effort import wait_until
 from moeless.core.events import EventsLost
 from moeless.telemetry.jsonl import read_events
 

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from effort import PATIENCE_S
+
 HEAD = """
 import atexit, contextlib, os, signal, sys, threading
 from moeless.core.signals import TERMINATED, ended_by_signal, signals_later, unwind_on_sigterm
@@ -31,7 +33,7 @@ with ended_by_signal():
 def run(*lines: str) -> subprocess.CompletedProcess[str]:
     script = HEAD + "".join(f"        {line}\n" for line in lines)
     command = [sys.executable, "-c", script]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -47,10 +49,10 @@ def run(*lines: str) -> subprocess.CompletedProcess[str]:
 def test_it_cleans_up_lets_others_finish_and_dies_of_the_signal(lines):
     done = run(*lines)
     assert done.returncode == -signal.SIGTERM
-    printed = done.stdout.splitlines()
-    assert printed[-1] == "the end"
-    assert "cleaned up" in printed
-    assert ("Thread" in lines[0]) == ("beside" in printed), "threads end before"
+    # Threads that print at the same time may mix their lines.
+    assert done.stdout.rstrip().endswith("the end")
+    assert "cleaned up" in done.stdout
+    assert ("Thread" in lines[0]) == ("beside" in done.stdout), "threads end before"
     assert "swallowed" not in done.stdout
     assert ("signals_later" in lines[0]) == ("done" in done.stdout)
     assert done.stderr == ""

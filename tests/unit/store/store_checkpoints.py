@@ -124,13 +124,15 @@ def assert_equal_to_model(store, model, family) -> None:
 
 
 def assert_serves_like(loaded, model, *, atol=1e-5):
+    """The same tokens, and logits within ``atol`` of the largest: sums are in another order."""
     store = ExpertStore(loaded.directory, loaded.layout, loaded.spec)
     runtime = ReferenceRuntime(store)
     attach_runtime(loaded, runtime)
     prompt = torch.randint(3, model.config.vocab_size, (2, 21), generator=torch.manual_seed(7))
     with torch.no_grad():
         expected = model(prompt).logits
-        torch.testing.assert_close(loaded.model(prompt).logits, expected, atol=atol, rtol=0)
+        limit = atol * max(1.0, float(expected.abs().max()))
+        torch.testing.assert_close(loaded.model(prompt).logits, expected, atol=limit, rtol=0)
     options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
     options["attention_mask"] = torch.ones_like(prompt)
     tokens = loaded.model.generate(prompt, **options)

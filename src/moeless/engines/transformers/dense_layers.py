@@ -44,6 +44,7 @@ def lay_out_dense(model: Any) -> bool:
     if way is None:
         return False
     products = Products(way)
+    model.requires_grad_(False)
     embedding = model.get_input_embeddings()
     head = model.get_output_embeddings()
     is_tied = head is not None and head.weight is embedding.weight

@@ -52,8 +52,7 @@ def _norm_halves(x_TH, weight_H, epsilon, out_TH):
     rows, width = x_TH.shape
     words = np.empty(width, np.uint32)
     floats = words.view(np.float32)
-    half, one, upper = np.uint32(0x7FFF), np.uint32(1), np.uint32(0xFFFF0000)
-    sixteen = np.uint32(16)
+    half, one, sixteen = np.uint32(0x7FFF), np.uint32(1), np.uint32(16)
     for row in range(rows):
         for i in range(width):
             words[i] = np.uint32(x_TH[row, i]) << sixteen
@@ -65,13 +64,8 @@ def _norm_halves(x_TH, weight_H, epsilon, out_TH):
             for i in range(width):
                 out_TH[row, i] = np.uint16(0x7FC0)
             continue
-        # Rounded before and after the weight, as in bfloat16 models.
         for i in range(width):
-            floats[i] = floats[i] * scale
-        for i in range(width):
-            words[i] = (words[i] + half + ((words[i] >> sixteen) & one)) & upper
-        for i in range(width):
-            floats[i] = floats[i] * weight_H[i]
+            floats[i] = weight_H[i] * (floats[i] * scale)
         for i in range(width):
             out_TH[row, i] = np.uint16(
                 (words[i] + half + ((words[i] >> sixteen) & one)) >> sixteen
@@ -87,9 +81,9 @@ def rms_norm(x: torch.Tensor, weight: NDArray[np.float32], epsilon: float) -> to
         epsilon: Added to the mean square.
 
     Returns:
-        The same shape and dtype, in new memory.
+        The same shape and dtype, in new memory; rounded once.
     """
-    x = x.contiguous()
+    x = x.detach().contiguous()
     out = torch.empty_like(x)
     width = x.shape[-1]
     if x.dtype == torch.float32:

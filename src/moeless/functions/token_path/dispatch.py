@@ -343,7 +343,9 @@ class ExpertDispatcher:
 
     def _split(self, layer: int, ready_E: CountArray, usable_ED: NDArray[np.bool_]) -> CountArray:
         began_s = time.perf_counter()
-        if self._divides_by_copies:
+        if usable_ED.shape[1] == 1:
+            share_ED = ready_E[:, None] * usable_ED  # there is nothing to divide
+        elif self._divides_by_copies:
             copies_ED = copies_held_ED(usable_ED, self._board.planned_LED[layer])
             share_ED = self._splitter.split(ready_E, copies_ED)
         else:

@@ -39,6 +39,11 @@ class OpenWork:
         """Turn shares into row ranges, per device."""
         if self._ranges is not None:
             return self._segments_of_rest(share_ED)
+        if share_ED.shape[1] == 1:
+            (experts,) = share_ED[:, 0].nonzero()
+            start_n = self._start_E[experts]
+            stop_n = start_n + share_ED[experts, 0]
+            return [np.stack([experts, start_n, stop_n], axis=1).astype(np.int32)]
         devices, experts = share_ED.T.nonzero()
         rows = share_ED[experts, devices]
         stop_ED = np.cumsum(share_ED, axis=1)
@@ -47,8 +52,6 @@ class OpenWork:
         segments_n3[:, 0] = experts
         segments_n3[:, 2] = stop_ED[experts, devices]
         segments_n3[:, 1] = segments_n3[:, 2] - rows
-        if share_ED.shape[1] == 1:
-            return [segments_n3]
         bounds = np.searchsorted(devices, np.arange(share_ED.shape[1] + 1)).tolist()
         return [segments_n3[a:b] for a, b in itertools.pairwise(bounds)]
 

@@ -54,7 +54,8 @@ def _compile_kept(compiler: Any, signature: Any, function: Any, **options: Any) 
         with contextlib.suppress(RuntimeError):  # no folder for the cache
             return compiler(signature, cache=True, **options)(function)
         if _choose_folder():
-            return compiler(signature, cache=True, **options)(function)
+            with contextlib.suppress(RuntimeError):
+                return compiler(signature, cache=True, **options)(function)
         return compiler(signature, **options)(function)
 
 
