@@ -1,4 +1,4 @@
-"""What holds for all tests: how hypothesis draws."""
+"""What holds for all tests: how hypothesis draws, and how long an HTTP client waits."""
 
 import sys
 from pathlib import Path
@@ -7,9 +7,10 @@ _TESTS = str(Path(__file__).resolve().parent)
 if _TESTS not in sys.path:
     sys.path.insert(0, _TESTS)
 
-from hypothesis import HealthCheck, settings  # noqa: E402 - the path to shared modules comes first
+import httpx  # noqa: E402 - the path to shared modules comes first
+from hypothesis import HealthCheck, settings  # noqa: E402
 
-from effort import count_examples  # noqa: E402
+from effort import PATIENCE_S, count_examples  # noqa: E402
 
 settings.register_profile(
     "moeless",
@@ -19,3 +20,7 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("moeless")
+
+# A client that is not told how long to wait would give up after five seconds: no setting of httpx.
+for _step in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _step, PATIENCE_S)

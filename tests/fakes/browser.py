@@ -152,7 +152,7 @@ def open_page(chromium: str, profile: Path) -> Iterator[Page]:
     finally:
         process.terminate()
         try:
-            process.wait(10)
+            process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -136,7 +136,7 @@ def test_the_manifest_agrees_with_the_files_and_the_report(built):
 def test_the_weights_are_the_same_bits_on_every_machine(built):
     """Of this release's recipe, whatever computes: a new recipe changes this line."""
     assert built[1].sha256["model.safetensors"] == (
-        "98a5e14ff9548ed4677bff45ad7393caca627e4368a2cc99e90774233ffa1cab"
+        "cd2647e8c7491fb99d1cc48d6095268586e772b1c6b8c69f70db16a6af3c932c"
     )
 
 
@@ -167,7 +167,10 @@ def test_the_checkpoint_says_what_it_is(built):
 
 @pytest.mark.parametrize(
     ("question", "expected"),
-    [("What is the capital of France?", "Paris"), ("What is the capital of Japan?", "Tokyo")],
+    [
+        ("What is the capital of France?", "Paris"),
+        pytest.param("What is the capital of Japan?", "Tokyo", marks=pytest.mark.slow),
+    ],
 )
 def test_it_answers_in_chat_and_stops(loaded, question, expected):
     model, tokenizer = loaded

@@ -73,7 +73,10 @@ def test_tokens_divided_over_replicas_give_the_answers_of_transformers(
         )
 
 
-@pytest.mark.parametrize("policy", ["static", "paper", "moeless"])
+@pytest.mark.parametrize(
+    "policy",
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("static", "paper")), "moeless"],
+)
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_experts_that_come_and_go_give_the_answers_of_transformers(

@@ -164,7 +164,7 @@ def test_a_signal_ends_open_streams_with_an_error_and_done(sent):
             process.send_signal(sent)
             body = "\n".join([first, *lines]) + "\n"
             refused = whole.result(PATIENCE_S)
-        process.wait(5)
+        process.wait(PATIENCE_S)
         assert parse_events(body)[-1]["error"]["code"] == "shutting_down"
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "shutting_down"

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from effort import PATIENCE_S
 from moeless.core.model import FunctionId
 from moeless.errors import CheckpointError
 from moeless.functions.worker.fetcher import Fetcher
@@ -16,18 +17,18 @@ def test_a_load_waits_for_the_fetch_that_is_under_way():
 
     def fetch(function):
         begun.set()
-        assert allowed.wait(10)
+        assert allowed.wait(PATIENCE_S)
         done.append(function)
 
     fetcher = Fetcher(fetch)
     fetcher.start()
     fetcher.expect(A)
-    assert begun.wait(10)
+    assert begun.wait(PATIENCE_S)
     waiting = threading.Thread(target=fetcher.settle, args=(A,))
     waiting.start()
     assert not done
     allowed.set()
-    waiting.join(10)
+    waiting.join(PATIENCE_S)
     assert done == [A]
 
 

@@ -41,7 +41,7 @@ _REFINE_ROUNDS = 16
 _GATE_RIDGE = 1e-3
 _DOWN_RIDGE = 1.0
 _LENGTH_POWER = -0.5
-_CORRECTION_RANK = 64
+_CORRECTION_RANK = 96
 _CORRECTION_LARGEST = 7
 _CORRECTION_STEP = 0.35
 """Of 15 levels for a bell-shaped value, in standard deviations: least squared error."""
