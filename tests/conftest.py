@@ -1,6 +1,8 @@
-"""What holds for all tests: how hypothesis draws, and how long an HTTP client waits."""
+"""What holds for all tests: how hypothesis draws, how long clients wait, who hears Ctrl-C."""
 
+import signal
 import sys
+import threading
 from pathlib import Path
 
 _TESTS = str(Path(__file__).resolve().parent)
@@ -20,6 +22,11 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("moeless")
+
+# A shell that runs tests in the background has them ignore SIGINT, and all that they start.
+_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+if _ignored and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A client that is not told how long to wait would give up after five seconds: no setting of httpx.
 for _step in ("connect", "read", "write", "pool"):
