@@ -15,6 +15,7 @@ from transformers import MixtralConfig
 
 from effort import PATIENCE_S
 from moeless.functions.links.messages import receive
+from moeless.functions.links.pulse import create_region
 
 LAYERS, EXPERTS, HIDDEN, INTERMEDIATE = 4, 8, 1024, 5632
 EXPERT_BYTES = 3 * HIDDEN * INTERMEDIATE * 2
@@ -130,11 +131,20 @@ def large_checkpoint(tmp_path):
 def idle_worker_rss():
     """Memory of a worker that holds nothing."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pulse = create_region()
     with ours:
         command = [sys.executable, "-m", "moeless.functions.worker", "--device", "cpu"]
-        command += ["--threads", "1", "--socket-fd", str(theirs.fileno())]
-        worker = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        command += [
+            "--threads",
+            "1",
+            "--socket-fd",
+            str(theirs.fileno()),
+            "--pulse-fd",
+            str(pulse),
+        ]
+        worker = subprocess.Popen(command, pass_fds=[theirs.fileno(), pulse])
         theirs.close()
+        os.close(pulse)
         message, _ = receive(ours)
         assert message["op"] == "ready"
         rss = psutil.Process(worker.pid).memory_info().rss

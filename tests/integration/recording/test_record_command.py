@@ -39,7 +39,7 @@ def refuses(command, capfd, tmp_path):
     def refuses(*more, **arguments):
         capfd.readouterr()
         assert command(*more, **arguments) == 2
-        progress = ("moeless: loading", "moeless: starting", "prompts ")
+        progress = ("moeless: loading", "moeless: starting", "moeless: computing", "prompts ")
         lines = [
             line for line in capfd.readouterr().err.splitlines() if not line.startswith(progress)
         ]

@@ -30,7 +30,7 @@ def fails(capsys):
         capsys.readouterr()
         assert run(["serve", *map(str, arguments)]) == 2
         lines = capsys.readouterr().err.splitlines()
-        progress = ("moeless: loading", "moeless: starting")
+        progress = ("moeless: loading", "moeless: starting", "moeless: computing")
         lines = [line for line in lines if not line.startswith(progress)]
         assert len(lines) == 1, lines
         assert lines[0].startswith("moeless: error: ")
