@@ -9,8 +9,9 @@ well slows all of them.
     python benchmarks/bench_serving.py --kinds inline process --dtypes float32 --rounds 3
 
 Kinds: `auto` is what `moeless serve` does by itself; `inline` has one device,
-`inline-2` two in the engine's process, `process` two in processes of their own; `vllm` runs as
-`vllm serve` does by itself (compiled where it can), `vllm-eager` with --enforce-eager. Each server
+`inline-2` two in the engine's process, `invariant` is `inline` with --batch-invariant, `process`
+has two in processes of their own; `vllm` runs as `vllm serve` does by itself (compiled where it
+can), `vllm-eager` with --enforce-eager. Each server
 has as many compute threads as there are cores: the engine beside two workers has half of them, and
 each worker has half. Prompts are too short for vLLM's prefix cache to hold any.
 
@@ -216,6 +217,9 @@ KINDS: dict[str, Command] = {
     "auto": _ours("--threads", "{all}"),
     "inline": _ours("--invoker", "inline", "--devices", "cpu:1", "--threads", "{all}"),
     "inline-2": _ours("--invoker", "inline", "--devices", "cpu:2", "--threads", "{all}"),
+    "invariant": _ours(
+        *("--invoker", "inline", "--devices", "cpu:1", "--threads", "{all}", "--batch-invariant")
+    ),
     "process": _ours(
         *("--invoker", "process", "--devices", "cpu:2"),
         *("--threads", "{half}", "--worker-threads", "{half}"),
