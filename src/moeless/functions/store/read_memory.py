@@ -16,16 +16,12 @@ _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class ReadMemory:
-    """One block that grows to what the largest expert needs. For one thread at a time.
+    """One block that grows to what the largest expert needs. For one thread at a time."""
 
-    Args:
-        num_bytes: What is needed as far as is known.
-    """
-
-    def __init__(self, num_bytes: int = 0) -> None:
+    def __init__(self) -> None:
         self._block: torch.Tensor | None = None
         self._used = 0
-        self._needed = num_bytes
+        self._needed = 0
 
     @property
     def needed_bytes(self) -> int:
